@@ -1,0 +1,64 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Each does all of its own set-up.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+SOURCES := launcher trainer tests benchmarks scripts
+
+.PHONY: help demo test lint bench cluster cluster-down clean
+
+help:
+	@echo "make demo          train 4 ranks on this machine"
+	@echo "make test          lint, types and tests"
+	@echo "make bench         speed, beside what people would use instead"
+	@echo "make cluster N=4 RATE=200mbit   test hosts to try ringctl on; make cluster-down ends them"
+
+demo: $(VENV)/.demo
+	$(BIN)/ringctl launch --local --world 4
+
+test: $(VENV)/.dev $(VENV)/.debian lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/vermin --quiet --no-tips --target=3.8- launcher/hostd.py launcher/preflight/probe.py
+
+bench: $(VENV)/.dev $(VENV)/.debian
+	$(BIN)/python -m benchmarks
+
+cluster: $(VENV)/.dev $(VENV)/.debian
+	$(BIN)/python scripts/cluster up --hosts $(or $(N),4) $(if $(RATE),--rate $(RATE))
+
+cluster-down:
+	$(BIN)/python scripts/cluster down
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and by itself: asked for together with anything that admits a newer one, pip may take
+# a build with gigabytes of CUDA.
+$(VENV)/.torch: constraints.txt $(VENV)/bin/python
+	$(PIP) $$(grep '^torch==' constraints.txt) $$(grep '^numpy==' constraints.txt)
+	touch $@
+
+$(VENV)/.demo: pyproject.toml $(VENV)/.torch
+	$(PIP) --constraint constraints.txt --editable '.[trainer]'
+	touch $@
+
+$(VENV)/.dev: pyproject.toml $(VENV)/.torch
+	$(PIP) --constraint constraints.txt --editable '.[trainer,dev]'
+	touch $@ $(VENV)/.demo
+
+# What the test hosts are made of. Without root, what is installed has to do.
+$(VENV)/.debian: tests/cluster/packages.txt $(VENV)/bin/python
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  missing=$$(for p in $$(grep -v '^#' $<); do dpkg -s $$p >/dev/null 2>&1 || echo $$p; done); \
+	  [ -z "$$missing" ] || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $$missing; } >/dev/null; \
+	fi
+	touch $@

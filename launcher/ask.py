@@ -1,0 +1,103 @@
+"""What the user asked for, checked before anything is touched."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from launcher import inventory as inventories
+from launcher.errors import InputError
+from launcher.model import EnvSpec, Host, Inventory
+from launcher.plan import is_trainer
+
+TRAINER = str(Path(__file__).resolve().parent.parent / "trainer" / "__main__.py")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+MOST_LOCAL_RANKS = 1024
+
+
+def inventory(hosts_file: str | None, local: bool, world: int | None) -> Inventory:
+    """The inventory to use: this machine when asked for, or when there is no file."""
+    if local and hosts_file:
+        raise InputError("--local and --hosts exclude each other; leave one out")
+    path = None if local else inventories.find(hosts_file, os.environ, Path.cwd())
+    if path is not None:
+        found = inventories.load(path)
+        return replace(found, hosts=tuple(with_local_env(host) for host in found.hosts))
+    if world is not None and world > MOST_LOCAL_RANKS:
+        raise InputError(f"--world {world}: one machine takes at most {MOST_LOCAL_RANKS} ranks")
+    slots = world if world and world > 0 else len(os.sched_getaffinity(0))
+    found = inventories.this_machine(slots)
+    return replace(found, hosts=tuple(with_local_env(host) for host in found.hosts))
+
+
+def with_local_env(host: Host) -> Host:
+    """On this machine, ranks run in the environment the user is in, unless the inventory says otherwise."""
+    return replace(host, env=EnvSpec("python", local_python())) if host.local and host.env is None else host
+
+
+def local_python() -> str:
+    """The Python of the activated environment; else our own, if it has torch; else the one on PATH."""
+    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        python = os.path.join(os.environ.get(variable, ""), "bin", "python")
+        if os.environ.get(variable) and os.access(python, os.X_OK):
+            return python
+    if importlib.util.find_spec("torch") is not None:
+        return sys.executable
+    return shutil.which("python3") or shutil.which("python") or sys.executable
+
+
+def run_name(name: str) -> str:
+    if name and not NAME.fullmatch(name):
+        raise InputError(
+            f"--name {name!r}: write letters, digits, '.', '_' and '-', beginning with a letter or digit"
+        )
+    return name
+
+
+def variables(pairs: Iterable[str]) -> dict[str, str]:
+    """NAME=VALUE from the command line."""
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise InputError(f"--env {pair!r}: write NAME=VALUE")
+        problem = inventories.variable_problem(name)
+        if problem:
+            raise InputError(f"--env {pair!r}: {problem}")
+        found[name] = value
+    return found
+
+
+def check_command(command: tuple[str, ...]) -> None:
+    """Refuse a command that cannot start, or trainer options that the trainer would refuse."""
+    if is_trainer(command):
+        check_trainer(command)
+        return
+    program, *rest = command
+    if not program or "\0" in "".join(command):
+        raise InputError("the command after -- is empty")
+    if os.path.basename(program).startswith("python"):
+        script = next((word for word in rest if not word.startswith("-")), "")
+        runs_script = script.endswith(".py") and rest[0] not in ("-m", "-c")
+        if runs_script and not os.path.isfile(script):
+            raise InputError(f"{script}: no such script in {os.getcwd()}")
+    elif shutil.which(program) is None and not os.access(program, os.X_OK):
+        raise InputError(f"{program}: no such command", fix="options for the ring trainer begin with a dash")
+
+
+def check_trainer(options: tuple[str, ...]) -> None:
+    """Let the trainer itself judge its options; it does that without importing torch."""
+    done = subprocess.run(
+        [sys.executable, "-S", TRAINER, "--check", *options], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise InputError(
+            done.stderr.strip() or f"the trainer refused its options (exit code {done.returncode})"
+        )

@@ -1,0 +1,336 @@
+"""The commands. Each reads its input, calls the steps in run.py, and shows the result.
+
+Heavy modules are imported inside the commands: `ringctl --help` and `ringctl ps` answer at once.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from launcher import __version__
+from launcher.errors import HostError, InputError, RingctlError
+
+if TYPE_CHECKING:
+    from launcher.agent import Agent
+    from launcher.model import Plan
+    from launcher.run import Found
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def main() -> None:
+    """The console script: the only place that exits the process."""
+    try:
+        code = cli.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        code = 130
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except RingctlError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = 130
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read our output has seen enough
+        code = 0
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="ringctl")
+def cli() -> None:
+    """Train on a few servers you can only SSH into, or on this machine alone.
+
+    \b
+    ringctl launch --local --world 4       train the built-in ring here
+    ringctl launch --world 2 -- python my_train.py --lr 0.1
+    ringctl logs --follow                  one merged log, at any time
+    ringctl stop                           end it everywhere
+    """
+
+
+# --- Shared options ------------------------------------------------------------------------------
+
+
+def complete_run(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """For the shell: runs that begin like this."""
+    return [found.run for found in all_runs() if found.run.startswith(incomplete)]
+
+
+run_argument = click.argument("run", required=False, shell_complete=complete_run)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def all_runs() -> list[Found]:
+    from launcher import inventory, run
+
+    return run.find_runs(inventory.this_machine(1).hosts[0])
+
+
+def named_run(reference: str | None) -> Found:
+    from launcher import run
+
+    return run.find_run(reference, all_runs())
+
+
+def agents_of(found: Found) -> dict[str, Agent]:
+    from launcher.agent import Agent
+
+    return {host.name: Agent(host) for host in found.hosts}
+
+
+# --- launch --------------------------------------------------------------------------------------
+
+
+@cli.command(context_settings={"allow_interspersed_args": False})
+@click.option("--world", type=int, metavar="N", help="How many ranks; every slot by default.")
+@click.option("--hosts", "hosts_file", metavar="FILE", help="The inventory; ./hosts.yaml by default.")
+@click.option("--local", is_flag=True, help="On this machine alone, without SSH.")
+@click.option("--name", default="", help="A name to find the run by.")
+@click.option("--detach", "-d", is_flag=True, help="Return once it has started.")
+@click.option("--dry-run", is_flag=True, help="Show the plan and do nothing.")
+@click.option("--commands", is_flag=True, help="With --dry-run: as shell commands to start it by hand.")
+@click.option("--env", "-e", "variables", multiple=True, metavar="NAME=VALUE", help="Set for every rank.")
+@click.option("--master-port", type=click.IntRange(1, 65535), help="A free one by default.")
+@click.option("--prefork/--no-prefork", default=True, help="Import torch once a host and fork the ranks.")
+@click.option("-v", "--verbose", is_flag=True, help="Also show the plan's environment.")
+@json_option
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def launch(
+    world: int | None,
+    hosts_file: str | None,
+    local: bool,
+    name: str,
+    detach: bool,
+    dry_run: bool,
+    commands: bool,
+    variables: tuple[str, ...],
+    master_port: int | None,
+    prefork: bool,
+    verbose: bool,
+    as_json: bool,
+    command: tuple[str, ...],
+) -> int:
+    """Start a run on every host and follow it.
+
+    What follows -- is options for the built-in ring trainer if it begins with a dash, and a command
+    otherwise; a command finds torchrun's usual environment variables.
+
+    Ctrl-C stops the run; a second Ctrl-C kills it. If ringctl itself goes away the run goes on.
+    """
+    from launcher import ask, fold, render, run
+    from launcher.plan import LaunchOptions
+
+    inventory = ask.inventory(hosts_file, local, world)
+    ask.check_command(command)
+    options = LaunchOptions(
+        run=run.new_run_id(),
+        name=ask.run_name(name),
+        command=command,
+        trainer=ask.TRAINER,
+        world=world,
+        master_port=master_port,
+        prefork=prefork,
+        workdir=str(Path.cwd()),
+        variables=ask.variables(variables),
+    )
+    plan, agents = run.prepare(inventory, options)
+    if dry_run:
+        show_plan(plan, as_json, commands, verbose)
+        return 0
+    interrupts = run.Interrupts()
+    screen = render.screen_for(as_json)
+    screen.plan(plan)
+    before = signal.signal(signal.SIGINT, interrupts)
+    try:
+        run.start(plan, agents)
+        if detach and not interrupts.count:
+            show_detached(plan, as_json)
+            return 0
+        with screen:
+            outcome = run.watch(fold.initial(plan), agents, screen, interrupts)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    screen.finish(outcome)
+    return 130 if interrupts.count else fold.exit_code(outcome.state)
+
+
+def show_plan(plan: Plan, as_json: bool, commands: bool, verbose: bool) -> None:
+    from launcher import model, render, text
+    from launcher.plan import shell_commands
+
+    if as_json:
+        click.echo(text.json_line(model.to_json(plan)))
+    elif commands:
+        for host, lines in shell_commands(plan).items():
+            render.say([f"# on {host}", *lines])
+    else:
+        head, command, *_ = text.plan_lines(plan)
+        render.say([head, command])
+        render.show_table(text.plan_rows(plan))
+        if verbose:
+            render.say([f"{k}={v}" for k, v in sorted(plan.hosts[0].ranks[0].env.items())])
+
+
+def show_detached(plan: Plan, as_json: bool) -> None:
+    from launcher import text
+
+    if as_json:
+        click.echo(text.json_line({"run": plan.run, "name": plan.name, "world": plan.world}))
+    else:
+        click.echo(f"started {plan.run}; it goes on by itself")
+        click.echo(f"  ringctl logs {plan.run} --follow\n  ringctl stop {plan.run}")
+
+
+# --- logs ----------------------------------------------------------------------------------------
+
+
+@cli.command()
+@run_argument
+@click.option("--follow", "-f", is_flag=True, help="Go on until the run is over.")
+@click.option("--rank", "ranks", metavar="0,2-3", help="Only these ranks.")
+@click.option("--host", "hosts", multiple=True, help="Only this host; may be repeated.")
+@click.option("--since", metavar="WHEN", help="90s, 10m, 2h, 1d ago, or 2026-01-31T18:00.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
+@click.option("--grep", metavar="REGEX", help="Only lines that match.")
+@click.option("--timestamps", "-t", is_flag=True, help="With the time of each line.")
+@click.option("--prefix/--no-prefix", default=True, help="Label lines with rank and host.")
+@click.option("--previous", is_flag=True, help="The attempt before the newest.")
+@json_option
+def logs(
+    run: str | None,
+    follow: bool,
+    ranks: str | None,
+    hosts: tuple[str, ...],
+    since: str | None,
+    tail: int | None,
+    grep: str | None,
+    timestamps: bool,
+    prefix: bool,
+    previous: bool,
+    as_json: bool,
+) -> int:
+    """The merged log of all ranks, of the latest run or of RUN.
+
+    Into a pipe it is exactly what the ranks wrote, each line behind its label; what ringctl itself has
+    to say, such as the first failure, goes to stderr.
+    """
+    from launcher import logs, showlogs
+
+    wanted = logs.Filter(
+        ranks=logs.parse_ranks(ranks) if ranks is not None else None,
+        hosts=frozenset(hosts) or None,
+        since=logs.parse_since(since, time.time()) if since is not None else None,
+        grep=logs.parse_grep(grep) if grep is not None else None,
+    )
+    found = named_run(run)
+    unknown = [host for host in hosts if host not in {h.name for h in found.hosts}]
+    if unknown:
+        known = ", ".join(host.name for host in found.hosts)
+        raise InputError(f"--host {unknown[0]}: not a host of run {found.run}, which has {known}")
+    look = showlogs.Look(as_json=as_json, prefix=prefix, timestamps=timestamps, tail=tail)
+    showlogs.show(found, agents_of(found), wanted, look, live=follow, back=1 if previous else 0)
+    return 0
+
+
+# --- ps, status, stop ----------------------------------------------------------------------------
+
+
+@cli.command()
+@click.option("--all", "-a", "everything", is_flag=True, help="Also finished runs beyond the last twenty.")
+@json_option
+def ps(everything: bool, as_json: bool) -> None:
+    """What runs, and what ran lately."""
+    from launcher import text
+
+    runs = all_runs()
+    if not everything:
+        recent = {found.run for found in runs[-20:]}
+        runs = [f for f in runs if f.run in recent or (f.state and f.state.state in ("starting", "running"))]
+    if as_json:
+        click.echo(text.json_line([text.run_json(found) for found in runs]))
+    elif not runs:
+        click.echo("no runs yet; start one: ringctl launch --local --world 2")
+    else:
+        from launcher import render
+
+        render.show_table(text.ps_rows(runs, time.time()))
+
+
+@cli.command()
+@run_argument
+@json_option
+def status(run: str | None, as_json: bool) -> None:
+    """How the latest run, or RUN, is: each rank's state, step, loss and last sign of life."""
+    from launcher import render, text
+
+    found, now = named_run(run), time.time()
+    if as_json:
+        click.echo(text.json_line(text.status_json(found, now)))
+        return
+    about = text.run_json(found)
+    state = found.state
+    render.say([f"run {found.run}{f' ({found.name})' if found.name else ''}: {about['state']}"])
+    if state and text.progress_parts(state):
+        render.say(["  ".join(text.progress_parts(state))])
+    render.show_table(text.status_rows(found, now))
+
+
+@cli.command()
+@run_argument
+@click.option("--grace", type=click.FloatRange(0, 3600), default=5.0, help="Seconds between TERM and KILL.")
+@json_option
+def stop(run: str | None, grace: float, as_json: bool) -> int:
+    """End the latest run, or RUN, on all its hosts. May be repeated."""
+    from launcher import run as steps
+    from launcher import text
+
+    found = named_run(run)
+    results = steps.stop(agents_of(found), found.run, grace)
+    errors = [result for result in results.values() if isinstance(result, RingctlError)]
+    answers = {host: answer for host, answer in results.items() if isinstance(answer, dict)}
+    if as_json:
+        failed = {host: str(error) for host, error in results.items() if isinstance(error, RingctlError)}
+        click.echo(text.json_line({"run": found.run, "hosts": answers, "errors": failed}))
+    else:
+        for host, answer in answers.items():
+            click.echo(stopped_line(host, answer))
+        for error in errors:
+            click.echo(f"error: {error}", err=True)
+    left = any(answer["left"] for answer in answers.values())
+    return HostError.exit_code if errors else 1 if left else 0
+
+
+def stopped_line(host: str, answer: dict[str, Any]) -> str:
+    from launcher.logs import ranges
+
+    if not answer["known"]:
+        return f"{host}: has no such run"
+    if answer["left"]:
+        return f"{host}: could not end processes {answer['left']}"
+    if not answer["ended"]:
+        return f"{host}: was {answer['was']} already; nothing is left of it"
+    return f"{host}: ended ranks {ranges(answer['ended'])}; nothing is left of them"
+
+
+# --- completion ----------------------------------------------------------------------------------
+
+
+@cli.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print shell completion: eval "$(ringctl completion bash)"."""
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None  # click knows the three of the choice above
+    click.echo(kind(cli, {}, "ringctl", "_RINGCTL_COMPLETE").source())

@@ -1,0 +1,97 @@
+"""Pure: events -> RunState. What every screen, exit code and report is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from launcher.model import Event, Plan, RankState, RunState, RunStatus
+
+ENDED = ("succeeded", "failed", "stopped")
+
+
+def initial(plan: Plan) -> RunState:
+    """The run before anything happened."""
+    ranks = {rank: RankState(rank, host) for rank, host in plan.rank_hosts.items()}
+    return RunState(plan.run, plan.name, plan.attempt, plan.world, "starting", ranks)
+
+
+def from_states(states: Sequence[Mapping[str, Any]]) -> RunState:
+    """The run as its hosts' state files (one from each host) tell it."""
+    newest = max(states, key=lambda state: state["attempt"])
+    states = [state for state in states if state["attempt"] == newest["attempt"]]
+    ranks = {r["rank"]: rank_from_state(state["host"], r) for state in states for r in state["ranks"]}
+    lost = any(state["state"] == "lost" for state in states)
+    ended = [state["ended"] for state in states]
+    return RunState(
+        run=newest["run"],
+        name=newest["name"],
+        attempt=newest["attempt"],
+        world=newest["world"],
+        state="lost" if lost else run_status(ranks),
+        ranks=dict(sorted(ranks.items())),
+        started=min(state["started"] for state in states),
+        ended=None if None in ended else max(ended),
+    )
+
+
+def rank_from_state(host: str, rank: Mapping[str, Any]) -> RankState:
+    known = {
+        key: rank[key] for key in ("rank", "state", "pid", "exit_code", "signal", "reason", "seen", "metric")
+    }
+    return RankState(host=host, **known)
+
+
+def fold(state: RunState, event: Event) -> RunState:
+    """The run after `event`."""
+    if event.kind == "line" or event.rank is None or event.rank not in state.ranks:
+        return state
+    rank = replace(state.ranks[event.rank], seen=event.time)
+    if event.kind == "rank_started":
+        rank = replace(rank, state="running", pid=event.data.get("pid"))
+    elif event.kind == "metric":
+        rank = replace(rank, metric={**rank.metric, **event.data})
+    elif event.kind == "rank_exited":
+        rank = replace(
+            rank,
+            state=event.data["state"],
+            exit_code=event.data["exit_code"],
+            signal=event.data["signal"],
+            reason=event.data["reason"],
+            ended=event.time,
+        )
+    ranks: dict[int, RankState] = {**state.ranks, event.rank: rank}
+    status = run_status(ranks)
+    return replace(
+        state,
+        ranks=ranks,
+        state=status,
+        started=event.time if state.started is None else state.started,
+        ended=event.time if status in ENDED else None,
+    )
+
+
+def run_status(ranks: Mapping[int, RankState]) -> RunStatus:
+    """What the ranks together amount to."""
+    states = {rank.state for rank in ranks.values()}
+    if states & {"waiting", "running"}:
+        return "starting" if states == {"waiting"} else "running"
+    if "failed" in states:
+        return "failed"
+    if "stopped" in states:
+        return "stopped" if any(rank.reason == "stopped" for rank in ranks.values()) else "failed"
+    return "succeeded"
+
+
+def result(state: RunState, key: str) -> Any:
+    """The newest value of a metric that all ranks agree on, such as the test accuracy; else None."""
+    return next((r.metric[key] for r in state.ranks.values() if key in r.metric), None)
+
+
+EXIT_CODES: dict[RunStatus, int] = {"succeeded": 0, "failed": 1, "lost": 1, "stopped": 130}
+
+
+def exit_code(state: RunState) -> int:
+    """What a command that waited for the run exits with."""
+    return EXIT_CODES.get(state.state, 1)

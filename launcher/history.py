@@ -1,0 +1,49 @@
+"""What this controller has run: one small file a run, so that it can be found again from anywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.model import Host, Plan, from_json, to_json
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run that was started from here, and the hosts it is on."""
+
+    plan: Plan
+    hosts: tuple[Host, ...]
+    started: float
+
+
+def home() -> Path:
+    """ringctl's folder on this machine."""
+    return Path(os.environ.get("RINGCTL_HOME") or Path.home() / ".ringctl")
+
+
+def remember(plan: Plan, hosts: tuple[Host, ...]) -> None:
+    """Written before anything is started, so that even a killed launch can be found and stopped."""
+    folder = home() / "history"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    record = Record(plan, hosts, time.time())
+    path = folder / f"{plan.run}.json"
+    temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
+    temporary.write_text(json.dumps(to_json(record)))
+    temporary.replace(path)
+
+
+def recall() -> list[Record]:
+    """All of them, oldest first; a file that cannot be read is left out."""
+    records = [read(path) for path in (home() / "history").glob("*.json")]
+    return sorted((record for record in records if record), key=lambda record: record.started)
+
+
+def read(path: Path) -> Record | None:
+    try:
+        return from_json(Record, json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None

@@ -1,0 +1,1314 @@
+"""The host-side supervisor: one file, standard library only, Python 3.8 and up.
+
+It is pushed to every host and started there; nothing imports it and it imports nothing of ringctl.
+Each call is `python hostd.py COMMAND` with one JSON request on stdin. The answer is on stdout after
+a line that reads SENTINEL, so that whatever a login shell prints before it does no harm.
+
+    start    make the run's folder, start the ranks detached, answer once they are under way
+    follow   the run's events from a cursor on, raw, until the run is over
+    runs     the state of every run on this host
+    stop     end a run: TERM, grace, KILL, then a sweep for whatever still carries the run's id
+    prefork  internal: import torch once and become the ranks (runs in the ranks' own Python)
+
+Processes of a run, and why nothing is left behind:
+
+    warden            sub-reaper; if hostd dies, everything below falls to it, and it kills it all
+    └── hostd         sub-reaper; reads the ranks' output, writes events and state, reaps
+        ├── rank 0    own session, parent-death signal KILL
+        └── rank 1 ...
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import signal
+import sys
+import time
+
+TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
+if TYPE_CHECKING:
+    import select
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Any
+
+SENTINEL = b"--ringctl-hostd--\n"
+SEGMENT_BYTES = 64 << 20  # a log segment is closed and never touched again once it is this long
+LONGEST_LINE = 32 << 20  # a line without an end is passed on in pieces of this size
+READ_BYTES = 1 << 20
+TICK_S = 0.2  # metrics are looked at this often
+HEARTBEAT_S = 1.0  # state.json is written at least this often
+SETTLE_S = 1.0  # after the first failure the other ranks may fail by themselves this long
+FAILED_GRACE_S = 3.0  # then TERM, and KILL after this
+FINAL = ("succeeded", "failed", "stopped")
+EXIT_KEYS = ("state", "exit_code", "signal", "reason")
+EVENT_KEYS = ("kind", "time", "run", "attempt", "host", "rank")  # a metrics record cannot set these
+
+
+class Refused(Exception):
+    """The request cannot be carried out; the message is for the user."""
+
+
+# --- Processes -----------------------------------------------------------------------------------
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def prctl(option: int, value: int) -> None:
+    """prctl(2); raises OSError where the kernel refuses."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as f:
+        return f.read().strip()
+
+
+def start_time(pid: int) -> int | None:
+    """When the process was started, in clock ticks since boot; None if it is gone or a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as f:
+            fields = f.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def identity(pid: int) -> dict[str, Any]:
+    """What tells this process from a later one with the same pid."""
+    return {"pid": pid, "start": start_time(pid), "boot": boot_id()}
+
+
+def alive(who: dict[str, Any] | None) -> bool:
+    """Whether the process with this identity still runs."""
+    if not who or who.get("boot") != boot_id() or who.get("start") is None:
+        return False
+    return start_time(int(who["pid"])) == int(who["start"])
+
+
+def all_pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def descendants(root: int) -> list[int]:
+    """All living processes below `root`, nearest first."""
+    children: dict[int, list[int]] = {}
+    for pid in all_pids():
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as f:
+                fields = f.read().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        if fields[0] not in (b"Z", b"X"):
+            children.setdefault(int(fields[1]), []).append(pid)
+    found: list[int] = []
+    queue = [root]
+    while queue:
+        below = children.get(queue.pop(0), [])
+        found += below
+        queue += below
+    return found
+
+
+def carriers(run: str) -> list[int]:
+    """All our processes whose environment carries the run's id, except this one."""
+    mark = b"\0RINGCTL_RUN=" + run.encode() + b"\0"
+    found = []
+    for pid in all_pids():
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as f:
+                environ = b"\0" + f.read()
+        except OSError:
+            continue
+        if mark in environ and pid != os.getpid() and start_time(pid) is not None:
+            found.append(pid)
+    return found
+
+
+def send(pid: int, number: int, group: bool = False) -> None:
+    """Signal a process or its group; one that is gone already is fine."""
+    try:
+        if group:
+            os.killpg(pid, number)
+        else:
+            os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def reap() -> list[tuple[int, int]]:
+    """(pid, wait status) of every child that has ended."""
+    ended: list[tuple[int, int]] = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended.append((pid, status))
+
+
+def kill_all(find: Callable[[], list[int]], seconds: float) -> list[int]:
+    """KILL what `find()` lists until it lists nothing; returns what is still there after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while True:
+        reap()
+        pids = find()
+        if not pids or time.monotonic() > deadline:
+            return list(pids)
+        for pid in pids:
+            send(pid, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+# --- Files ---------------------------------------------------------------------------------------
+
+
+def home_folder() -> str:
+    return os.environ.get("RINGCTL_HOME") or os.path.expanduser("~/.ringctl")
+
+
+def run_folder(run: str) -> str:
+    return os.path.join(home_folder(), "runs", run)
+
+
+def replace_file(path: str, data: bytes, durable: bool = True) -> None:
+    """Put `data` at `path` so that a reader, or a crash, sees the old content or the new, never a part."""
+    temporary = f"{path}.tmp{os.getpid()}"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            write_all(fd, data)
+            if durable:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(temporary, path)
+    except OSError:
+        os.unlink(temporary)
+        raise
+    if durable:
+        sync_folder(os.path.dirname(path))
+
+
+def sync_folder(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def read_json(path: str) -> dict[str, Any] | None:
+    """The file's object, or None if there is none."""
+    try:
+        with open(path, "rb") as f:
+            value = json.loads(f.read())
+    except FileNotFoundError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def read_state(run: str) -> dict[str, Any] | None:
+    """The run's state here; "lost" when its supervisor is gone without having finished it."""
+    state = read_json(os.path.join(run_folder(run), "state.json"))
+    if state is None:
+        return None
+    if state["state"] not in FINAL and not alive(state["hostd"]) and not alive(state["warden"]):
+        newer = read_json(os.path.join(run_folder(run), "state.json")) or state
+        state = newer if newer["state"] in FINAL else dict(newer, state="lost")
+    return state
+
+
+def segment_name(attempt: int, segment: int) -> str:
+    return f"events-{attempt}-{segment:06d}.jsonl"
+
+
+def segments(folder: str) -> list[tuple[int, int]]:
+    """All (attempt, segment) of a run folder, in order."""
+    found = []
+    for name in os.listdir(folder):
+        if name.startswith("events-") and name.endswith(".jsonl"):
+            attempt, _, segment = name[len("events-") : -len(".jsonl")].partition("-")
+            if attempt.isdigit() and segment.isdigit():
+                found.append((int(attempt), int(segment)))
+    return sorted(found)
+
+
+def log_exit(log: EventLog, rank: int, state: str, code: int, signal: str | None, reason: str) -> None:
+    """A rank's one final event; `reason` says why it did not end by itself."""
+    log.event("rank_exited", rank=rank, state=state, exit_code=code, signal=signal, reason=reason)
+
+
+class EventLog:
+    """The run's events as JSON lines in numbered segments that are only ever appended to."""
+
+    def __init__(self, folder: str, attempt: int) -> None:
+        self.folder = folder
+        self.attempt = attempt
+        mine = [s for a, s in segments(folder) if a == attempt]
+        self.segment = max(mine) if mine else 0
+        self.fd = -1
+        self.size = 0
+        self.next_segment()
+
+    def next_segment(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.segment += 1
+        path = os.path.join(self.folder, segment_name(self.attempt, self.segment))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        self.fd = os.open(path, flags, 0o600)
+        self.size = 0
+
+    def write(self, data: bytes) -> None:
+        """Append whole lines."""
+        if self.size >= SEGMENT_BYTES:
+            self.next_segment()
+        write_all(self.fd, data)
+        self.size += len(data)
+
+    def event(self, kind: str, **data: object) -> None:
+        record = dict({"kind": kind, "time": round(time.time(), 6)}, **data)
+        self.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
+
+
+# --- Output of a rank ----------------------------------------------------------------------------
+
+
+class LineSplitter:
+    """Bytes in, event lines out. Ends are \\n, \\r\\n and \\r; bytes that are not UTF-8 survive as
+    surrogate escapes, so text and end together give back exactly what the rank wrote."""
+
+    ENDS = re.compile(rb"\r\n|\n|\r")
+
+    def __init__(self, rank: int, stream: str) -> None:
+        self.head = '{"kind":"line","time":%s,"rank":' + f'{rank},"stream":"{stream}","text":'
+        self.pieces: list[bytes] = []  # of a line whose end has not come yet
+        self.held = False  # those pieces end in a \\r, and have done so for a tick
+
+    def feed(self, data: bytes, now: float) -> bytes:
+        """Events for all lines that `data` completes."""
+        self.held = False
+        if b"\n" not in data and b"\r" not in data and not self._ends_in_return():
+            self.pieces.append(data)
+            return self._cut_endless(now)
+        data = b"".join(self.pieces) + data
+        if b"\r" in data:
+            return self._feed_with_returns(data, now)
+        whole, _, rest = data.rpartition(b"\n")
+        self.pieces = [rest] if rest else []
+        head, quote = self.head % repr(now), json.encoder.encode_basestring_ascii
+        lines = [head + quote(line.decode("utf-8", "surrogateescape")) + "}\n" for line in whole.split(b"\n")]
+        return "".join(lines).encode("ascii")
+
+    def flush(self, now: float, at_end: bool) -> bytes:
+        """A line that has waited behind a carriage return for a whole tick; `at_end`, whatever there is."""
+        ends_in_return = self._ends_in_return()
+        if not self.pieces or not (at_end or (ends_in_return and self.held)):
+            self.held = ends_in_return
+            return b""
+        text = b"".join(self.pieces)
+        self.pieces = []
+        return self._event(text[:-1], "\r", now) if ends_in_return else self._event(text, "", now)
+
+    def _ends_in_return(self) -> bool:
+        return bool(self.pieces) and self.pieces[-1].endswith(b"\r")
+
+    def _cut_endless(self, now: float) -> bytes:
+        if sum(map(len, self.pieces)) <= LONGEST_LINE:
+            return b""
+        text = b"".join(self.pieces)
+        self.pieces = []
+        return self._event(text, "", now)
+
+    def _feed_with_returns(self, data: bytes, now: float) -> bytes:
+        out, start = [], 0
+        for match in self.ENDS.finditer(data):
+            if match.group() == b"\r" and match.end() == len(data):
+                break  # a \\n may follow in the next piece
+            out.append(self._event(data[start : match.start()], match.group().decode(), now))
+            start = match.end()
+        self.pieces = [data[start:]] if start < len(data) else []
+        return b"".join(out)
+
+    def _event(self, text: bytes, end: str, now: float) -> bytes:
+        quoted = json.dumps(text.decode("utf-8", "surrogateescape"))
+        tail = "" if end == "\n" else f',"end":{json.dumps(end)}'
+        return (self.head % repr(now) + quoted + tail + "}\n").encode("ascii")
+
+
+class MetricsTail:
+    """New records of a rank's metrics file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.offset = 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """The records added since the last call; what is not a JSON object is left out."""
+        try:
+            with open(self.path, "rb") as f:
+                f.seek(self.offset)
+                data = f.read(READ_BYTES)
+        except OSError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        if not whole and len(data) == READ_BYTES:
+            whole = data  # no record is a megabyte long: skip the garbage
+        self.offset += len(whole)
+        records = []
+        for line in whole.splitlines():
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(record, dict):
+                records.append({k: plain(v) for k, v in record.items() if k not in EVENT_KEYS})
+        return records
+
+
+def plain(value: Any) -> Any:
+    """Without NaN and infinities, which JSON does not have: they become "nan", "inf", "-inf"."""
+    return str(value) if isinstance(value, float) and not -1e308 <= value <= 1e308 else value
+
+
+# --- The environment of the ranks ----------------------------------------------------------------
+
+CONDA_BASES = """
+    ~/miniconda3 ~/anaconda3 ~/miniforge3 ~/mambaforge ~/miniconda ~/anaconda ~/micromamba ~/.micromamba
+    ~/.local/share/mamba /opt/conda /opt/miniconda3 /opt/anaconda3 /opt/miniforge3 /usr/local/miniconda3
+    /usr/local/anaconda3
+""".split()  # noqa: SIM905 - reads better than fifteen quoted lines
+STALE = ("TORCHELASTIC_", "GROUP_", "ROLE_", "PET_", "RINGCTL_")
+
+
+def clean_environ(environ: dict[str, str]) -> dict[str, str]:
+    """Without what another launcher, or another run of ours, left in it; our home folder stays."""
+    return {k: v for k, v in environ.items() if k == "RINGCTL_HOME" or not k.startswith(STALE)}
+
+
+def find_program(name: str, path: str, cwd: str) -> str | None:
+    """The executable that a shell in `cwd` would start for `name`."""
+    places = [""] if "/" in name else path.split(":")
+    for place in places:
+        candidate = os.path.join(cwd, place, os.path.expanduser(name))
+        if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
+            return candidate
+    return None
+
+
+def with_python(environ: dict[str, str], python: str) -> dict[str, str]:
+    path = os.path.dirname(python) + ":" + environ.get("PATH", os.defpath)
+    return {k: v for k, v in dict(environ, PATH=path).items() if k != "PYTHONHOME"}
+
+
+def conda_prefix(name: str) -> str:
+    """The folder of a conda environment, found without conda on PATH."""
+    if "/" in name:
+        prefixes = [os.path.expanduser(name)]
+    else:
+        bases = [os.path.expanduser(b) for b in CONDA_BASES]
+        for variable, up in (
+            ("CONDA_EXE", 2),
+            ("MAMBA_EXE", 2),
+            ("MAMBA_ROOT_PREFIX", 0),
+            ("CONDA_PREFIX", 0),
+        ):
+            value = os.environ.get(variable)
+            if value:
+                bases.insert(0, os.path.normpath(os.path.join(value, *[".."] * up)))
+        prefixes = [b for b in bases if name == "base"] + [os.path.join(b, "envs", name) for b in bases]
+        try:
+            with open(os.path.expanduser("~/.conda/environments.txt")) as f:
+                prefixes += [p for p in f.read().splitlines() if os.path.basename(p) == name]
+        except OSError:
+            pass
+    for prefix in prefixes:
+        if os.path.isfile(os.path.join(prefix, "bin", "python")):
+            return prefix
+    raise Refused(f"there is no conda environment {name!r} on this host")
+
+
+def activate(spec: dict[str, str] | None, environ: dict[str, str]) -> dict[str, str]:
+    """The environment of a process inside conda / venv / python; None leaves it as it is."""
+    if spec is None:
+        return environ
+    value = os.path.expanduser(spec["value"])
+    if spec["kind"] == "python":
+        python = find_program(value, environ.get("PATH", os.defpath), os.getcwd())
+        if python is None:
+            raise Refused(f"there is no Python at {value}")
+        return with_python(environ, python)
+    if spec["kind"] == "venv":
+        python = os.path.join(value, "bin", "python")
+        if not os.path.isfile(python):
+            raise Refused(f"there is no virtual environment at {value}")
+        return dict(with_python(environ, python), VIRTUAL_ENV=value)
+    prefix = conda_prefix(spec["value"])
+    inside = with_python(environ, os.path.join(prefix, "bin", "python"))
+    inside.update(CONDA_PREFIX=prefix, CONDA_DEFAULT_ENV=spec["value"], CONDA_SHLVL="1")
+    inside.update((read_json(os.path.join(prefix, "conda-meta", "state")) or {}).get("env_vars") or {})
+    return run_activation_scripts(prefix, inside)
+
+
+def run_activation_scripts(prefix: str, environ: dict[str, str]) -> dict[str, str]:
+    """What the environment is after the packages' own activate.d scripts."""
+    import glob
+    import subprocess
+
+    scripts = sorted(glob.glob(os.path.join(glob.escape(prefix), "etc/conda/activate.d/*.sh")))
+    if not scripts:
+        return environ
+    shell = find_program("bash", environ["PATH"], "/") or "sh"
+    code = 'for f in "$@"; do . "$f" >/dev/null 2>&1; done; printf "%s" "$0"; env -0'
+    out = subprocess.run(
+        [shell, "-c", code, SENTINEL.decode()] + scripts,
+        env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=60, check=False,
+    ).stdout  # fmt: skip
+    pairs = out.partition(SENTINEL)[2].decode("utf-8", "surrogateescape").split("\0")
+    return dict(pair.partition("=")[::2] for pair in pairs if "=" in pair)
+
+
+# --- Starting ranks ------------------------------------------------------------------------------
+
+
+class PythonCommand:
+    """`python FLAGS script.py ARGS` or `python FLAGS -m module ARGS`, taken apart."""
+
+    def __init__(self, flags: list[str], target: str, module: bool, args: list[str]) -> None:
+        self.flags, self.target, self.module, self.args = flags, target, module, args
+
+
+def python_command(argv: list[str]) -> PythonCommand | None:
+    """None for what is not Python, or what only a real start of Python can do (-c, -i, stdin, a folder)."""
+    name = os.path.basename(argv[0])
+    if not (
+        (name.startswith("python") and name[len("python") :].replace(".", "").isdigit()) or name == "python"
+    ):
+        return None
+    i = 1
+    while i < len(argv):
+        word = argv[i]
+        if word in ("-W", "-X"):
+            i += 2
+        elif word == "-m":
+            return PythonCommand(argv[1:i], argv[i + 1], True, argv[i + 2 :]) if i + 1 < len(argv) else None
+        elif word.startswith(("-W", "-X")) or (
+            word.startswith("-") and word[1:] and set(word[1:]) <= set("bBdEIOPqsSuv")
+        ):
+            i += 1
+        elif word.startswith("-") or not word.endswith(".py"):
+            return None
+        else:
+            return PythonCommand(argv[1:i], word, False, argv[i + 1 :])
+    return None
+
+
+class Rank:
+    """One rank of this host: its pipes, its process, how it ended."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self.number = int(spec["rank"])
+        self.local_rank = int(spec["local_rank"])
+        self.argv = [str(word) for word in spec["argv"]]
+        self.env = dict(spec["env"])
+        self.metrics = MetricsTail(str(self.env["RINGCTL_METRICS"]))
+        self.splitters: dict[int, LineSplitter] = {}
+        self.write_ends: list[int] = []
+        self.pid = 0
+        self.start: int | None = None
+        self.status: int | None = None
+        self.state = "waiting"
+        self.reason = ""
+        self.seen = time.time()
+        self.last: dict[str, Any] = {}
+
+    def open_pipes(self) -> None:
+        import fcntl
+
+        for stream in ("out", "err"):
+            read, write = os.pipe()
+            os.set_blocking(read, False)
+            try:
+                fcntl.fcntl(write, 1031, READ_BYTES)  # F_SETPIPE_SZ, named only from Python 3.10 on
+            except OSError:
+                pass  # the user's share of pipe memory is used up; the usual size does as well
+            self.splitters[read] = LineSplitter(self.number, stream)
+            self.write_ends.append(write)
+
+    def close_write_ends(self) -> None:
+        for fd in self.write_ends:
+            os.close(fd)
+        self.write_ends = []
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rank": self.number, "pid": self.pid or None, "start": self.start, "state": self.state,
+            "exit_code": None if self.status is None else exit_code(self.status),
+            "signal": None if self.status is None else signal_name(self.status),
+            "reason": self.reason, "seen": self.seen, "metric": self.last,
+        }  # fmt: skip
+
+
+def exit_code(status: int) -> int:
+    """A wait status as Python's subprocess gives it: -9 for SIGKILL."""
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def signal_name(status: int) -> str | None:
+    if not os.WIFSIGNALED(status):
+        return None
+    try:
+        return signal.Signals(os.WTERMSIG(status)).name
+    except ValueError:
+        return f"signal {os.WTERMSIG(status)}"
+
+
+def become_rank_process(supervisor: int) -> None:
+    """In the new process: own session, and dead as soon as the supervisor is."""
+    os.setsid()
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != supervisor:
+        os._exit(1)  # it died before the line above took effect
+
+
+def rank_program(rank: Rank, env: dict[str, str], cwd: str) -> str:
+    """The executable of the rank's command. Where there is only a python3, `python` means that."""
+    name, path = rank.argv[0], env.get("PATH", os.defpath)
+    found = find_program(name, path, cwd) or (
+        find_program("python3", path, cwd) if name == "python" else None
+    )
+    if found is None:
+        raise Refused(f"there is no program {name!r} on this host")
+    return found
+
+
+def start_plain(rank: Rank, environ: dict[str, str], cwd: str) -> int:
+    """Start the rank as a process of its own."""
+    import subprocess
+
+    env = dict(environ, **rank.env)
+    program = rank_program(rank, env, cwd)
+    supervisor = os.getpid()
+    try:
+        process = subprocess.Popen(
+            [program] + rank.argv[1:], env=env, cwd=cwd, stdin=subprocess.DEVNULL,
+            stdout=rank.write_ends[0], stderr=rank.write_ends[1],
+            preexec_fn=lambda: become_rank_process(supervisor),
+        )  # fmt: skip
+    except OSError as error:
+        raise Refused(f"rank {rank.number}: cannot start {program}: {error.strerror}") from None
+    process.returncode = 0  # reaped by the supervisor's own loop, not by Popen
+    return process.pid
+
+
+def start_zygote(
+    ranks: list[Rank], command: PythonCommand, environ: dict[str, str], cwd: str
+) -> tuple[int, int]:
+    """Start the process that imports torch and forks the ranks: its pid, and where it reports their pids."""
+    import subprocess
+
+    common = {k: v for k, v in ranks[0].env.items() if all(r.env.get(k) == v for r in ranks)}
+    env = dict(environ, **common)
+    python = rank_program(ranks[0], env, cwd)
+    report_read, report_write = os.pipe()
+    request = {
+        "supervisor": os.getpid(), "report": report_write, "target": command.target, "module": command.module,
+        "args": command.args,
+        "ranks": [
+            {"rank": r.number, "argv": r.argv, "env": r.env, "fds": r.write_ends} for r in ranks
+        ],
+    }  # fmt: skip
+    supervisor = os.getpid()
+    process = subprocess.Popen(
+        [python] + command.flags + [os.path.abspath(__file__), "prefork"],
+        env=env, cwd=cwd, stdin=subprocess.PIPE,
+        stdout=ranks[0].write_ends[0], stderr=ranks[0].write_ends[1],
+        pass_fds=[report_write] + [fd for r in ranks for fd in r.write_ends],
+        preexec_fn=lambda: become_rank_process(supervisor),
+    )  # fmt: skip
+    os.close(report_write)
+    assert process.stdin is not None
+    try:
+        process.stdin.write(json.dumps(request).encode())
+        process.stdin.close()
+    except BrokenPipeError:
+        pass  # it died at once; its exit status says why
+    process.returncode = 0  # reaped by the supervisor's own loop, not by Popen
+    return process.pid, report_read
+
+
+# --- The supervisor ------------------------------------------------------------------------------
+
+
+class Supervisor:
+    """Starts a host's ranks and sees them to their end."""
+
+    def __init__(self, folder: str, plan: dict[str, Any], warden: dict[str, Any]) -> None:
+        self.folder, self.plan, self.warden = folder, plan, warden
+        self.log = EventLog(folder, int(plan["attempt"]))
+        self.ranks = [Rank(spec) for spec in plan["ranks"]]
+        self.readers: dict[int, tuple[Rank, LineSplitter]] = {}
+        self.poll: select.poll
+        self.orphans: dict[int, int] = {}  # ended before we were told whose pid it was
+        self.zygote = 0
+        self.report_fd = -1
+        self.report = b""
+        self.state = "starting"
+        self.started = time.time()
+        self.ended: float | None = None
+        self.ending = ""  # why the ranks that still run are being ended
+        self.term_at: float | None = None
+        self.kill_at: float | None = None
+        self.stop_requested = False
+        self.failed: Rank | None = None
+        self.next_heartbeat = 0.0
+
+    # starting
+
+    def start(self) -> None:
+        """Start all ranks, or raise Refused with none of them left."""
+        environ = activate(self.plan["env"], clean_environ(dict(os.environ)))
+        cwd = os.path.expanduser(str(self.plan["workdir"]))
+        if not os.path.isdir(cwd):
+            raise Refused(f"there is no folder {cwd}")
+        for rank in self.ranks:
+            os.makedirs(os.path.dirname(rank.metrics.path), mode=0o700, exist_ok=True)
+            os.makedirs(rank.env["RINGCTL_CHECKPOINTS"], mode=0o700, exist_ok=True)
+            rank.open_pipes()
+            self.readers.update({fd: (rank, splitter) for fd, splitter in rank.splitters.items()})
+        command = python_command(self.ranks[0].argv) if self.plan["prefork"] and len(self.ranks) > 1 else None
+        if command is not None:
+            self.zygote, self.report_fd = start_zygote(self.ranks, command, environ, cwd)
+            os.set_blocking(self.report_fd, False)
+        else:
+            for rank in self.ranks:
+                self.rank_started(rank, start_plain(rank, environ, cwd))
+        for rank in self.ranks:
+            rank.close_write_ends()
+        self.state = "running"
+        self.save()
+
+    def rank_started(self, rank: Rank, pid: int) -> None:
+        rank.pid, rank.start, rank.state, rank.seen = pid, start_time(pid), "running", time.time()
+        self.log.event("rank_started", rank=rank.number, pid=pid)
+        if pid in self.orphans:
+            self.rank_ended(rank, self.orphans.pop(pid))
+
+    # the loop
+
+    def run(self) -> None:
+        """Until every rank has ended and nothing of the run is left."""
+        import select
+
+        wake_read, wake_write = os.pipe()
+        for fd in (wake_read, wake_write):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, self.on_terminate)
+        signal.signal(signal.SIGINT, self.on_terminate)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        self.poll = select.poll()
+        # The zygote's report comes before the pipes, so that a rank is known before its first line.
+        for fd in [wake_read] + [self.report_fd] * (self.report_fd >= 0) + list(self.readers):
+            self.poll.register(fd, select.POLLIN)
+        next_tick = 0.0
+        while any(rank.status is None for rank in self.ranks):
+            for fd, _ in self.poll.poll(TICK_S * 1000):
+                if fd == wake_read:
+                    os.read(wake_read, 4096)
+                elif fd == self.report_fd:
+                    self.read_report()
+                elif fd in self.readers:
+                    self.read_output(fd)
+            self.collect()
+            now = time.monotonic()
+            if now >= next_tick:
+                next_tick = now + TICK_S
+                self.tick()
+        self.finish()
+
+    def on_terminate(self, *_: object) -> None:
+        request = read_json(os.path.join(self.folder, "stop.json")) or {}
+        now = time.monotonic()
+        self.stop_requested = True
+        self.ending = self.ending or "stopped"
+        self.term_at = now
+        self.kill_at = now + float(request.get("grace", FAILED_GRACE_S))
+
+    def tick(self) -> None:
+        """What is done now and then: metrics, held-back lines, ending what must end, heartbeat."""
+        now, clock = time.time(), time.monotonic()
+        for rank in self.ranks:
+            self.read_metrics(rank)
+            for splitter in rank.splitters.values():
+                out = splitter.flush(now, at_end=False)
+                if out:
+                    self.log.write(out)
+        if self.term_at is not None and clock >= self.term_at:
+            self.signal_ranks(signal.SIGTERM)
+            self.term_at = None
+        if self.kill_at is not None and clock >= self.kill_at:
+            self.signal_ranks(signal.SIGKILL)
+            self.kill_at = clock + TICK_S
+        if clock >= self.next_heartbeat:
+            self.next_heartbeat = clock + HEARTBEAT_S
+            self.save(durable=False)
+
+    def signal_ranks(self, number: int) -> None:
+        if self.zygote and start_time(self.zygote) is not None:
+            send(self.zygote, number, group=True)
+        for rank in self.ranks:
+            if rank.pid and rank.status is None:
+                rank.reason = rank.reason or self.ending
+                send(rank.pid, number, group=True)
+
+    # what comes in
+
+    def read_output(self, fd: int) -> bool:
+        """Take what a pipe holds; False once it is at its end."""
+        rank, splitter = self.readers[fd]
+        try:
+            data = os.read(fd, READ_BYTES)
+        except BlockingIOError:
+            return True
+        now = round(time.time(), 6)
+        rank.seen = now
+        out = splitter.feed(data, now) if data else splitter.flush(now, at_end=True)
+        if out:
+            self.log.write(out)
+        if not data:
+            self.forget(fd)
+        return bool(data)
+
+    def forget(self, fd: int) -> None:
+        rank, _ = self.readers.pop(fd)
+        rank.splitters.pop(fd)
+        self.poll.unregister(fd)
+        os.close(fd)
+
+    def read_metrics(self, rank: Rank) -> None:
+        for record in rank.metrics.read():
+            rank.last.update({k: v for k, v in record.items() if isinstance(v, (int, float, str, bool))})
+            rank.seen = time.time()
+            self.log.event("metric", rank=rank.number, **record)
+
+    def read_report(self) -> bool:
+        """Take the pids that the zygote reports; False once it has reported all it will."""
+        try:
+            data = os.read(self.report_fd, 65536)
+        except BlockingIOError:
+            return True
+        self.report += data
+        *lines, self.report = self.report.split(b"\n")
+        for line in lines:
+            number, pid = (int(word) for word in line.split())
+            self.rank_started(next(r for r in self.ranks if r.number == number), pid)
+        if not data:
+            self.poll.unregister(self.report_fd)
+            os.close(self.report_fd)
+            self.report_fd = -1
+        return bool(data)
+
+    def collect(self) -> None:
+        """Take note of every child that has ended."""
+        for pid, status in reap():
+            rank = next((r for r in self.ranks if r.pid == pid), None)
+            if rank is not None:
+                self.rank_ended(rank, status)
+            elif pid == self.zygote:
+                self.zygote_ended(status)
+            elif self.zygote or self.report_fd >= 0:
+                self.orphans[pid] = status
+
+    def zygote_ended(self, status: int) -> None:
+        """Ranks that it never got to start have ended the way it did."""
+        self.zygote = 0
+        while self.report_fd >= 0 and self.read_report():
+            if not wait_readable(self.report_fd, 1.0):
+                break
+        for rank in self.ranks:
+            if not rank.pid and rank.status is None:
+                self.rank_ended(rank, status or 1 << 8)
+
+    def rank_ended(self, rank: Rank, status: int) -> None:
+        """Its last lines, then its one final event; then the others follow if it failed."""
+        for fd in list(rank.splitters):
+            while fd in self.readers and wait_readable(fd, 0):
+                self.read_output(fd)
+        self.read_metrics(rank)
+        rank.status, rank.seen = status, time.time()
+        rank.state = "stopped" if rank.reason else "succeeded" if status == 0 else "failed"
+        log_exit(self.log, rank.number, rank.state, exit_code(status), signal_name(status), rank.reason)
+        if rank.state == "failed" and self.failed is None:
+            self.failed = rank
+            if not self.ending:
+                self.ending = f"rank {rank.number} failed"
+                self.term_at = time.monotonic() + SETTLE_S
+                self.kill_at = self.term_at + FAILED_GRACE_S
+        self.save()
+
+    # the end
+
+    def finish(self) -> None:
+        """End what the ranks left behind, take its last words, and write the final state."""
+        left = kill_all(lambda: descendants(os.getpid()), 10.0)
+        for fd in list(self.readers):
+            while fd in self.readers and wait_readable(fd, 0):
+                self.read_output(fd)
+            if fd in self.readers:
+                out = self.readers[fd][1].flush(time.time(), at_end=True)
+                self.log.write(out)
+                self.forget(fd)
+        self.ended = time.time()
+        failed = any(rank.state == "failed" for rank in self.ranks)
+        stopped = any(rank.state == "stopped" for rank in self.ranks)
+        self.state = (
+            "stopped" if stopped and self.stop_requested else "failed" if failed or stopped else "succeeded"
+        )
+        self.log.event("host_finished", rank=None, state=self.state, left=left)
+        self.save()
+
+    def abandon(self, error: str) -> None:
+        """The start failed: leave no process, and say of every rank that it did not start."""
+        kill_all(lambda: descendants(os.getpid()), 5.0)
+        for rank in self.ranks:
+            rank.state = "failed"
+            log_exit(self.log, rank.number, "failed", 127, None, error)
+        self.state, self.ended = "failed", time.time()
+        self.log.event("host_finished", rank=None, state=self.state, cause=error, left=[])
+        self.save()
+
+    def save(self, durable: bool = True) -> None:
+        state = {
+            "run": self.plan["run"], "name": self.plan["name"], "attempt": self.plan["attempt"],
+            "world": self.plan["world"], "host": self.plan["host"], "state": self.state,
+            "started": self.started, "ended": self.ended, "updated": time.time(),
+            "hostd": identity(os.getpid()), "warden": self.warden, "segment": self.log.segment,
+            "ranks": [rank.to_json() for rank in self.ranks],
+        }  # fmt: skip
+        replace_file(os.path.join(self.folder, "state.json"), json.dumps(state).encode(), durable)
+
+
+def wait_readable(fd: int, seconds: float) -> bool:
+    import select
+
+    return bool(select.select([fd], [], [], seconds)[0])
+
+
+# --- start ---------------------------------------------------------------------------------------
+
+
+def command_start(request: dict[str, Any]) -> dict[str, Any]:
+    """Make the run's folder and start its ranks, detached from whoever asked."""
+    folder = run_folder(str(request["run"]))
+    os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        if request["attempt"] == 1:
+            raise Refused(f"there is a run {request['run']} on this host already") from None
+    replace_file(os.path.join(folder, "plan.json"), json.dumps(request).encode())
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.close(read)
+        detach(folder)
+        be(lambda: be_warden(folder, request, write))
+    os.close(write)
+    with os.fdopen(read, "rb") as answer:
+        reply = answer.read()
+    if not reply:
+        raise Refused(f"the supervisor died while starting; see {folder}/hostd.log")
+    result: dict[str, Any] = json.loads(reply)
+    if "error" in result:
+        raise Refused(result["error"])
+    return result
+
+
+def be(body: Callable[[], int]) -> None:
+    """What a forked process does for the rest of its life; never returns into what its parent was doing."""
+    try:
+        os._exit(body())
+    except BaseException:  # our own bug: leave its trace in hostd.log
+        import traceback
+
+        traceback.print_exc()
+        os._exit(1)
+
+
+def detach(folder: str) -> None:
+    """Own session, no terminal, nobody else's files held open."""
+    os.setsid()
+    os.chdir("/")
+    null = os.open(os.devnull, os.O_RDONLY)
+    log = os.open(os.path.join(folder, "hostd.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    for fd in (null, log):
+        if fd > 2:
+            os.close(fd)
+
+
+def be_warden(folder: str, plan: dict[str, Any], answer: int) -> int:
+    """Start hostd and outlive it: when it is gone, so is everything below it."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    warden = identity(os.getpid())
+    child = os.fork()
+    if child == 0:
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        be(lambda: be_hostd(folder, plan, warden, answer))
+    os.close(answer)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: send(child, signal.SIGTERM))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    status: int | None = None
+    while status is None:
+        pid, ended = os.waitpid(-1, 0)
+        if pid == child:
+            status = ended
+    kill_all(lambda: descendants(os.getpid()), 10.0)
+    close_books(folder, "its supervisor was killed")
+    return 0
+
+
+def be_hostd(folder: str, plan: dict[str, Any], warden: dict[str, Any], answer: int) -> int:
+    """Start the ranks, tell whoever waits at `answer` how that went, and see them to their end."""
+    supervisor = Supervisor(folder, plan, warden)
+    try:
+        supervisor.save()
+        supervisor.start()
+        reply: dict[str, Any] = {
+            "hostd": os.getpid(),
+            "ranks": {str(r.number): r.pid for r in supervisor.ranks},
+        }
+    except (Refused, OSError) as error:
+        supervisor.abandon(str(error))
+        write_all(answer, json.dumps({"error": str(error)}).encode())
+        return 1
+    write_all(answer, json.dumps(reply).encode())
+    os.close(answer)
+    supervisor.run()
+    return 0
+
+
+def close_books(folder: str, reason: str) -> None:
+    """Give every rank its final event, and the run its final state, if its supervisor did not live to."""
+    import fcntl
+
+    lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        state = read_json(os.path.join(folder, "state.json"))
+        if state is None or state["state"] in FINAL:
+            return
+        stopped = os.path.exists(os.path.join(folder, "stop.json"))
+        log = EventLog(folder, int(state["attempt"]))
+        told = final_ranks(folder, int(state["attempt"]))
+        for rank in state["ranks"]:
+            if rank["state"] in ("waiting", "running"):
+                killed = {"state": "stopped", "exit_code": -9, "signal": "SIGKILL", "reason": reason}
+                rank.update(told.get(rank["rank"]) or killed)
+            if rank["rank"] not in told:
+                log_exit(log, rank["rank"], "stopped", -9, "SIGKILL", reason)
+        state.update(
+            state="stopped" if stopped else "failed", ended=time.time(), cause=reason, segment=log.segment
+        )
+        log.event("host_finished", rank=None, state=state["state"], cause=reason, left=[])
+        replace_file(os.path.join(folder, "state.json"), json.dumps(state).encode())
+    finally:
+        os.close(lock)
+
+
+def final_ranks(folder: str, attempt: int) -> dict[int, dict[str, Any]]:
+    """How the ranks ended whose final event is in the log already."""
+    told = {}
+    for number, segment in segments(folder):
+        if number != attempt:
+            continue
+        with open(os.path.join(folder, segment_name(attempt, segment)), "rb") as f:
+            for line in f:
+                if line.startswith(b'{"kind":"rank_exited"') and line.endswith(b"\n"):
+                    event = json.loads(line)
+                    told[event["rank"]] = {key: event[key] for key in EXIT_KEYS}
+    return told
+
+
+# --- follow, runs, stop --------------------------------------------------------------------------
+
+
+def command_follow(request: dict[str, Any]) -> None:
+    """Send the run's events from `cursor` on: raw lines, and between them what the reader must know.
+
+    {"kind":"cursor",...} comes before the first line of each piece of a segment, {"kind":"tick"} when
+    nothing happens for a second, {"kind":"end"} last."""
+    run, follow = str(request["run"]), bool(request.get("follow"))
+    folder = run_folder(run)
+    attempt, segment, offset = first_cursor(folder, request)
+    next_tick = 0.0  # the first tick tells the reader that it has caught up
+    note("cursor", attempt=attempt, segment=segment, offset=offset)
+    while True:
+        state = read_state(run)
+        over = (
+            not follow or state is None or state["state"] in FINAL + ("lost",) or state["attempt"] != attempt
+        )
+        later = (attempt, segment + 1) in segments(folder)
+        sent = send_lines(os.path.join(folder, segment_name(attempt, segment)), offset)
+        offset += sent
+        if sent:
+            next_tick = time.monotonic() + 1.0
+            continue
+        if later:
+            segment, offset = segment + 1, 0
+            note("cursor", attempt=attempt, segment=segment, offset=offset)
+        elif over:
+            note("end", state=state["state"] if state else "lost", attempt=attempt)
+            return
+        else:
+            if time.monotonic() >= next_tick:
+                note("tick")
+                next_tick = time.monotonic() + 1.0
+            time.sleep(0.03)
+
+
+def first_cursor(folder: str, request: dict[str, Any]) -> tuple[int, int, int]:
+    """Where to begin: the given cursor, or the beginning of the asked-for (default: newest) attempt."""
+    cursor = request.get("cursor")
+    if cursor:
+        attempt, segment, offset = (int(part) for part in cursor)
+        return attempt, segment, offset
+    try:
+        there = sorted({attempt for attempt, _ in segments(folder)})
+    except FileNotFoundError:
+        raise Refused(f"there is no run {os.path.basename(folder)} on this host") from None
+    back = int(request.get("back") or 0)
+    if len(there) <= back:
+        raise Refused(f"there is no earlier attempt of run {os.path.basename(folder)}")
+    return there[-1 - back], 1, 0
+
+
+def note(kind: str, **data: object) -> None:
+    line = json.dumps(dict({"kind": kind, "time": time.time()}, **data), separators=(",", ":"))
+    write_all(1, line.encode() + b"\n")
+
+
+def send_lines(path: str, offset: int) -> int:
+    """Send whole lines from `offset` on; how many bytes that were."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return 0
+    try:
+        size, data = READ_BYTES, b""
+        while True:
+            data = os.pread(fd, size, offset)
+            end = data.rfind(b"\n") + 1
+            if end or len(data) < size:
+                break
+            size *= 4  # one line longer than what was read
+        write_all(1, data[:end])
+        return end
+    finally:
+        os.close(fd)
+
+
+def command_runs(request: dict[str, Any]) -> dict[str, Any]:
+    """The state of every run on this host, and this host's clock."""
+    folder = os.path.join(home_folder(), "runs")
+    try:
+        names = sorted(os.listdir(folder))
+    except FileNotFoundError:
+        names = []
+    wanted = request.get("run")
+    states = [read_state(name) for name in names if wanted in (None, name)]
+    return {"runs": [state for state in states if state], "time": time.time()}
+
+
+def command_stop(request: dict[str, Any]) -> dict[str, Any]:
+    """End the run here and wait for it; says what was ended and what could not be."""
+    run, grace = str(request["run"]), float(request.get("grace", 5.0))
+    folder = run_folder(run)
+    before = read_state(run)
+    if before is None:
+        return {"known": False, "ended": [], "left": []}
+    running = [r["rank"] for r in before["ranks"] if r["state"] in ("waiting", "running")]
+    if before["state"] not in FINAL:
+        replace_file(
+            os.path.join(folder, "stop.json"), json.dumps({"grace": grace, "time": time.time()}).encode()
+        )
+        terminate(before, grace + 15.0)
+    left = kill_all(lambda: carriers(run), 5.0)
+    close_books(folder, "stopped")
+    after = read_state(run) or before
+    return {"known": True, "was": before["state"], "state": after["state"], "ended": running, "left": left}
+
+
+def terminate(state: dict[str, Any], seconds: float) -> None:
+    """Ask the supervisor to end; if it does not in time, end it, and its warden ends the rest."""
+    hostd, warden = state["hostd"], state["warden"]
+    steps = ((hostd, signal.SIGTERM, seconds), (hostd, signal.SIGKILL, 15.0), (warden, signal.SIGKILL, 5.0))
+    for who, number, patience in steps:
+        if alive(who):
+            send(int(who["pid"]), number)
+        deadline = time.monotonic() + patience
+        while alive(hostd) or alive(warden):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+        else:
+            return
+
+
+# --- prefork: in the ranks' own Python -----------------------------------------------------------
+
+
+def prefork() -> None:
+    """Import what every rank needs, fork one process a rank, and there become the user's program."""
+    request = json.loads(sys.stdin.buffer.read())
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    target, module = request["target"], request["module"]
+    if not sys.flags.isolated and not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.getcwd() if module else os.path.dirname(os.path.realpath(target))
+    import_once()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for rank in request["ranks"]:
+        if fork_orphan():
+            enter_rank(rank, request)
+            if module:
+                run_module(target, request["args"])
+            else:
+                run_script(target, request["args"])
+            return
+
+
+def import_once() -> None:
+    """torch, where there is one. If it cannot be imported, each rank says so itself when it tries."""
+    import gc
+    import importlib.util
+
+    if importlib.util.find_spec("torch") is not None:
+        try:
+            importlib.import_module("torch.distributed")
+        except Exception:  # whatever it raises, the rank's own import raises again
+            for name in [n for n in sys.modules if n.partition(".")[0] == "torch"]:
+                del sys.modules[name]
+    gc.freeze()
+
+
+def fork_orphan() -> bool:
+    """Fork twice, so that the new process is a child of the sub-reaper; True in the new process."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return False
+    if os.fork():
+        os._exit(0)
+    return True
+
+
+def enter_rank(rank: dict[str, Any], request: dict[str, Any]) -> None:
+    """Everything that makes this process the rank: session, output, environment, fresh randomness."""
+    deadline = time.monotonic() + 5.0
+    while os.getppid() != request["supervisor"] and time.monotonic() < deadline:
+        time.sleep(0.001)
+    become_rank_process(request["supervisor"])
+    out, err = rank["fds"]
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    write_all(request["report"], b"%d %d\n" % (rank["rank"], os.getpid()))
+    for fd in [request["report"]] + [fd for other in request["ranks"] for fd in other["fds"]]:
+        os.close(fd)
+    os.environ.update(rank["env"])
+    if hasattr(sys, "orig_argv"):
+        sys.orig_argv = list(rank["argv"])  # type: ignore[attr-defined,unused-ignore]  # Python 3.10
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()  # its global state was drawn before the fork
+    sys.excepthook = without_our_frames
+
+
+def without_our_frames(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+    """Show a traceback as if the program had been started by itself."""
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    value.__traceback__ = trace
+    sys.__excepthook__(kind, value, trace)
+
+
+def fresh_main() -> dict[str, Any]:
+    """A new `__main__`, as the interpreter has it before it runs a program."""
+    import builtins
+    import types
+
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    return main.__dict__
+
+
+def run_script(path: str, args: list[str]) -> None:
+    names = fresh_main()
+    names["__file__"] = path
+    names["__cached__"] = None
+    sys.argv = [path] + args
+    with open(path, "rb") as f:
+        code = compile(f.read(), path, "exec", dont_inherit=True)
+    exec(code, names)
+
+
+def run_module(name: str, args: list[str]) -> None:
+    import runpy
+
+    fresh_main()
+    sys.argv = ["-m"] + args
+    runpy._run_module_as_main(name, alter_argv=True)  # type: ignore[attr-defined]  # what `python -m` itself calls
+
+
+# --- main ----------------------------------------------------------------------------------------
+
+
+def main() -> int:
+    command = sys.argv[1]
+    if command == "prefork":
+        prefork()
+        return 0
+    commands = {"start": command_start, "follow": command_follow, "runs": command_runs, "stop": command_stop}
+    request = json.loads(sys.stdin.buffer.read() or b"{}")
+    write_all(1, SENTINEL)
+    try:
+        answer = commands[command](request)
+    except Refused as error:
+        note("error", error=str(error))
+        return 1
+    except BrokenPipeError:
+        return 0
+    except OSError as error:
+        note("error", error=f"{error.filename or command}: {os.strerror(error.errno or errno.EIO)}")
+        return 1
+    if answer is not None:
+        write_all(1, json.dumps(answer).encode() + b"\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

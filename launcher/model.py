@@ -1,0 +1,217 @@
+"""The records that flow through ringctl: Inventory, Facts, Plan, Event, RunState.
+
+All are frozen and round-trip through JSON with `to_json` and `from_json`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+# --- Inventory: what the user says ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """Which Python environment a host's ranks run in."""
+
+    kind: Literal["conda", "venv", "python"]
+    value: str
+
+
+@dataclass(frozen=True)
+class Host:
+    """One server of the inventory, with `defaults` already applied."""
+
+    name: str
+    address: str = ""  # where SSH goes; "" for this machine
+    user: str = ""  # "" leaves it to ~/.ssh/config, then to the local user
+    port: int = 0  # SSH port; 0 leaves it to ~/.ssh/config, then 22
+    slots: int = 1  # how many ranks it takes
+    ifname: str = ""  # interface for gradients; "" means found from the host's route to its peers
+    data_address: str = ""  # address for gradients; "" means the address of that interface
+    env: EnvSpec | None = None
+    workdir: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)  # extra environment of its ranks
+    identity_file: str = ""
+    host_key: str = ""  # pinned public key, "ssh-ed25519 AAAA..."
+    python: str = "python3"  # what runs ringctl's own supervisor there; the ranks use `env`
+    local: bool = False  # this machine, without SSH
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """All hosts in order. The master holds rank 0."""
+
+    hosts: tuple[Host, ...]
+    master: str
+    master_port: int | None = None  # None: one that is free on the master
+    source: str = ""  # the file it came from, "" for this machine alone
+
+
+# --- Facts: what a host says ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What planning needs to know of one host, read from it."""
+
+    host: str
+    home: str  # absolute path of its ringctl folder
+    cores: int  # that a process of ours may use
+    free_port: int  # not listening and outside the ephemeral range when it was asked
+    data_address: str
+    ifname: str
+    python: str  # the interpreter that answered
+    cwd: str = ""
+
+
+# --- Plan: what will be done ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RankSpec:
+    """One process to start."""
+
+    rank: int
+    local_rank: int
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """What one host's supervisor is told."""
+
+    host: str
+    workdir: str
+    env: EnvSpec | None
+    prefork: bool  # import torch once and fork the ranks, where the command is Python
+    ranks: tuple[RankSpec, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole run, exactly as it will be started."""
+
+    run: str
+    name: str
+    attempt: int
+    world: int
+    master_address: str
+    master_port: int
+    command: tuple[str, ...]  # as the user gave it
+    hosts: tuple[HostPlan, ...]
+
+    @property
+    def rank_hosts(self) -> dict[int, str]:
+        """Which host each rank is on."""
+        return {rank.rank: host.host for host in self.hosts for rank in host.ranks}
+
+
+# --- Event and RunState: what happened -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened. `data` holds what is particular to its kind:
+
+    line            stream ("out" or "err"), text, end (only when not a newline)
+    rank_started    pid
+    rank_exited     state, exit_code, signal (a name, or null), reason (why it did not end by itself, or "")
+    metric          the record that the rank wrote
+    run_finished    state, exit_code, cause, fix, accuracy, parameters_sha256
+    """
+
+    kind: str
+    time: float
+    run: str
+    attempt: int
+    host: str
+    rank: int | None
+    data: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "time": self.time,
+            "run": self.run,
+            "attempt": self.attempt,
+            "host": self.host,
+            "rank": self.rank,
+            **self.data,
+        }
+
+
+RankStatus = Literal["waiting", "running", "succeeded", "failed", "stopped"]
+RunStatus = Literal["starting", "running", "succeeded", "failed", "stopped", "lost"]
+
+
+@dataclass(frozen=True)
+class RankState:
+    """The latest that is known of one rank."""
+
+    rank: int
+    host: str
+    state: RankStatus = "waiting"
+    pid: int | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    reason: str = ""  # why it did not end by itself
+    ended: float | None = None
+    seen: float | None = None  # last output, metric or change
+    metric: Mapping[str, Any] = field(default_factory=dict)  # newest value of each metric
+
+
+@dataclass(frozen=True)
+class RunState:
+    """A run, folded from its events."""
+
+    run: str
+    name: str
+    attempt: int
+    world: int
+    state: RunStatus
+    ranks: Mapping[int, RankState]
+    started: float | None = None
+    ended: float | None = None
+
+
+# --- JSON ----------------------------------------------------------------------------------------
+
+T = TypeVar("T")
+
+
+def to_json(record: Any) -> Any:
+    """A record as plain dicts, lists and scalars."""
+    return dataclasses.asdict(record)
+
+
+def from_json(cls: type[T], data: Any) -> T:
+    """The record that `to_json` made `data` from; raises TypeError or KeyError on anything else."""
+    return typing.cast(T, _build(cls, data))
+
+
+def _build(kind: Any, data: Any) -> Any:
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        if not isinstance(data, dict):
+            raise TypeError(f"expected an object, not {type(data).__name__}")
+        known = {
+            f.name: _build(hints[f.name], data[f.name]) for f in dataclasses.fields(kind) if f.name in data
+        }
+        return kind(**known)  # type: ignore[operator]  # is_dataclass narrows to instance or type; this is a type
+    if origin is types.UnionType:
+        rest = [a for a in args if a is not type(None)]
+        return None if data is None else _build(rest[0], data)
+    if origin is tuple:
+        return tuple(_build(args[0], item) for item in data)
+    if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
+        key = int if args[0] is int else str
+        return {key(k): _build(args[1], v) for k, v in data.items()}
+    return data

@@ -1,0 +1,151 @@
+"""Pure: inventory + facts + options -> Plan. The same input gives the same plan, to the byte."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from launcher.errors import InputError, PreflightError
+from launcher.model import EnvSpec, Facts, Host, HostPlan, Inventory, Plan, RankSpec
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """What the user asked for, beyond the inventory."""
+
+    run: str
+    name: str
+    command: tuple[str, ...]  # as given: options for the built-in trainer, or a command of its own
+    trainer: str  # path of the built-in trainer on the hosts
+    world: int | None = None  # None: every slot
+    attempt: int = 1
+    master_port: int | None = None
+    prefork: bool = True
+    workdir: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def is_trainer(command: tuple[str, ...]) -> bool:
+    """Whether what follows `--` is options for the built-in trainer rather than a command."""
+    return not command or command[0].startswith("-")
+
+
+def place(inventory: Inventory, world: int | None) -> list[tuple[Host, range]]:
+    """Which ranks go where: the master's host first, then in the inventory's order, each filled up."""
+    hosts = sorted(inventory.hosts, key=lambda host: host.name != inventory.master)
+    slots = sum(host.slots for host in hosts)
+    world = slots if world is None else world
+    if world < 1:
+        raise InputError(f"--world {world}: a run has at least one rank; write --world 1 or more")
+    if world > slots:
+        where = inventory.source or "this machine"
+        raise InputError(
+            f"--world {world} is more than the {slots} slots of {where}",
+            fix=f"write --world {slots} or less, or raise `slots` of a host",
+        )
+    placed, first = [], 0
+    for host in hosts:
+        count = min(host.slots, world - first)
+        if count > 0:
+            placed.append((host, range(first, first + count)))
+            first += count
+    return placed
+
+
+def make_plan(inventory: Inventory, facts: Mapping[str, Facts], options: LaunchOptions) -> Plan:
+    """The whole run. `facts` holds every host that `place` names."""
+    placed = place(inventory, options.world)
+    world = placed[-1][1].stop
+    master = facts[placed[0][0].name]
+    address = placed[0][0].data_address or master.data_address
+    port = options.master_port or inventory.master_port or master.free_port
+    if not port:
+        raise PreflightError(f"{master.host}: no free port outside the ephemeral range for the master")
+    shared = {
+        "WORLD_SIZE": str(world),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "PYTHONUNBUFFERED": "1",
+        "RINGCTL_RUN": options.run,
+        "RINGCTL_ATTEMPT": str(options.attempt),
+    }
+    return Plan(
+        run=options.run,
+        name=options.name,
+        attempt=options.attempt,
+        world=world,
+        master_address=address,
+        master_port=port,
+        command=options.command,
+        hosts=tuple(host_plan(host, ranks, facts[host.name], shared, options) for host, ranks in placed),
+    )
+
+
+def host_plan(
+    host: Host, ranks: range, facts: Facts, shared: Mapping[str, str], options: LaunchOptions
+) -> HostPlan:
+    """One host's part of the plan."""
+    ifname = host.ifname or facts.ifname
+    on_host = {
+        "OMP_NUM_THREADS": str(max(1, facts.cores // len(ranks))),
+        **host.variables,
+        **options.variables,
+        **shared,
+        "LOCAL_WORLD_SIZE": str(len(ranks)),
+        "GLOO_SOCKET_IFNAME": ifname,
+        "TP_SOCKET_IFNAME": ifname,
+        "RINGCTL_HOST": host.name,
+        "RINGCTL_HOME": facts.home,
+        "RINGCTL_CHECKPOINTS": f"{facts.home}/runs/{options.run}/checkpoints",
+    }
+    argv = rank_argv(host.env, options)
+    return HostPlan(
+        host=host.name,
+        workdir=host.workdir or options.workdir or facts.cwd,
+        env=host.env,
+        prefork=options.prefork,
+        ranks=tuple(rank_spec(rank, rank - ranks.start, argv, on_host) for rank in ranks),
+    )
+
+
+def rank_spec(rank: int, local_rank: int, argv: tuple[str, ...], on_host: Mapping[str, str]) -> RankSpec:
+    run, attempt = on_host["RINGCTL_RUN"], on_host["RINGCTL_ATTEMPT"]
+    metrics = f"{on_host['RINGCTL_HOME']}/runs/{run}/ranks/{rank}/metrics-{attempt}.jsonl"
+    own = {"RANK": str(rank), "LOCAL_RANK": str(local_rank), "RINGCTL_METRICS": metrics}
+    return RankSpec(rank, local_rank, argv, {**on_host, **own})
+
+
+def rank_argv(env: EnvSpec | None, options: LaunchOptions) -> tuple[str, ...]:
+    """The command of every rank; `python` means the environment's own."""
+    if is_trainer(options.command):
+        argv: tuple[str, ...] = ("python", options.trainer, *options.command)
+    else:
+        argv = options.command
+    if env is not None and env.kind == "python" and argv[0] in ("python", "python3"):
+        return (env.value, *argv[1:])
+    return argv
+
+
+def shell_commands(plan: Plan) -> dict[str, list[str]]:
+    """For each host, lines to paste into a shell there that start its ranks by hand."""
+    return {host.host: [shell_command(host, rank) for rank in host.ranks] for host in plan.hosts}
+
+
+def shell_command(host: HostPlan, rank: RankSpec) -> str:
+    """One rank, quoted. ringctl's own folders are left out: a run by hand has none."""
+    env = {k: v for k, v in rank.env.items() if not k.startswith("RINGCTL_")}
+    words = ["env", *(f"{name}={value}" for name, value in env.items()), *rank.argv]
+    activate = {"venv": ". {}/bin/activate && ", "conda": "conda activate {} && "}
+    prefix = (
+        activate[host.env.kind].format(quote_path(host.env.value))
+        if host.env and host.env.kind in activate
+        else ""
+    )
+    log = f"rank{rank.rank}.log"
+    return f"cd {quote_path(host.workdir)} && {prefix}nohup {shlex.join(words)} >{log} 2>&1 </dev/null &"
+
+
+def quote_path(path: str) -> str:
+    """Quoted for a shell, but with a leading ~ still meaning the home folder."""
+    return "~/" + shlex.quote(path[2:]) if path.startswith("~/") else shlex.quote(path)

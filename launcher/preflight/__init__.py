@@ -1,0 +1,1 @@
+"""What is known of the hosts before anything is started."""

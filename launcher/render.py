@@ -1,0 +1,232 @@
+"""What a run looks like while it is watched: plain lines, JSON, or a live terminal.
+
+The only importer of rich, and only where there is a terminal to draw on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from launcher import text
+from launcher.logs import Group, fold_repeats, line_writer, visible
+from launcher.model import Event, Plan, RunState
+from launcher.run import Outcome
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+PROGRESS_S = 5.0  # how often a pipe gets a progress line
+MOMENT_S = 0.15  # lines this close together count as the same moment
+COLOURS = (
+    "cyan",
+    "green",
+    "yellow",
+    "magenta",
+    "bright_blue",
+    "bright_red",
+    "bright_green",
+    "bright_magenta",
+)
+
+
+def is_terminal() -> bool:
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def console() -> Console:
+    """The terminal, as rich sees it; NO_COLOR is honoured."""
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def screen_for(json: bool) -> PlainScreen | JsonScreen | LiveScreen:
+    """The screen that fits where stdout goes."""
+    if json:
+        return JsonScreen()
+    return LiveScreen() if is_terminal() else PlainScreen()
+
+
+def write_out(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+def say(lines: list[str]) -> None:
+    write_out("".join(line + "\n" for line in lines).encode("utf-8", "surrogateescape"))
+
+
+class _Context:
+    """A screen is open while its `with` block runs."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        pass
+
+
+class JsonScreen(_Context):
+    """One event a line on stdout; ringctl's own words on stderr."""
+
+    def plan(self, plan: Plan) -> None:
+        pass
+
+    def show(self, events: list[Event], state: RunState) -> None:  # noqa: ARG002 - a Screen gets both
+        if events:
+            write_out("".join(text.json_line(event.to_json()) + "\n" for event in events).encode())
+
+    def note(self, words: str) -> None:
+        print(words, file=sys.stderr)
+
+    def finish(self, outcome: Outcome) -> None:
+        self.show([outcome.event()], outcome.state)
+
+
+class PlainScreen(_Context):
+    """For pipes, files and CI: no animation, no colour, nothing folded."""
+
+    def __init__(self) -> None:
+        self._lines = line_writer(prefix=True, timestamps=False)
+        self._next_progress = time.monotonic() + PROGRESS_S
+
+    def plan(self, plan: Plan) -> None:
+        say(text.plan_lines(plan))
+
+    def show(self, events: list[Event], state: RunState) -> None:
+        data = self._lines(events)
+        if data:
+            write_out(data)
+        if time.monotonic() >= self._next_progress:
+            self._next_progress = time.monotonic() + PROGRESS_S
+            parts = text.progress_parts(state)
+            if parts:
+                self.note("  ".join(parts))
+
+    def note(self, words: str) -> None:
+        say([f"ringctl: {words}"])
+
+    def finish(self, outcome: Outcome) -> None:
+        say([*text.cause_lines(outcome), *text.columns(text.rank_rows(outcome.state)), text.verdict(outcome)])
+
+
+class LiveScreen:
+    """A terminal: lines scroll by above a progress bar; equal lines of several ranks are folded."""
+
+    def __init__(self, on: Console | None = None) -> None:
+        from rich.live import Live
+
+        self.console = on or console()
+        self._live = Live(console=self.console, refresh_per_second=8, transient=True)
+        self._waiting: list[Event] = []
+        self._show_at = 0.0
+
+    def __enter__(self) -> None:
+        self._live.start()
+
+    def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self._print_waiting()
+        self._live.stop()
+
+    def plan(self, plan: Plan) -> None:
+        head, command, *_ = text.plan_lines(plan)
+        self.console.print(head, style="bold", markup=False)
+        self.console.print(command, style="dim", markup=False)
+        self.console.print(table(text.plan_rows(plan)))
+
+    def show(self, events: list[Event], state: RunState) -> None:
+        lines = [event for event in events if event.kind == "line"]
+        if lines and not self._waiting:
+            self._show_at = time.monotonic() + MOMENT_S
+        self._waiting += lines
+        if self._waiting and time.monotonic() >= self._show_at:
+            self._print_waiting()
+        self._live.update(progress(state))
+
+    def note(self, words: str) -> None:
+        self._print_waiting()
+        self.console.print(words, style="bold yellow", markup=False)
+
+    def finish(self, outcome: Outcome) -> None:
+        for line in text.cause_lines(outcome):
+            self.console.print(line, style="bold red", markup=False)
+        self.console.print(table(text.rank_rows(outcome.state)))
+        good = outcome.state.state == "succeeded"
+        self.console.print(text.verdict(outcome), style="bold green" if good else "bold red", markup=False)
+
+    def _print_waiting(self) -> None:
+        if self._waiting:
+            print_groups(self.console, fold_repeats(self._waiting))
+            self._waiting = []
+
+
+def print_groups(
+    console: Console, groups: list[Group], timestamps: bool = False, prefix: bool = True
+) -> None:
+    """Lines with their labels in each rank's own colour."""
+    from rich.text import Text
+
+    from launcher.logs import stamp
+
+    out = Text()
+    for group in groups:
+        if timestamps:
+            out.append(stamp(group.time) + " ", style="dim")
+        colour = COLOURS[min(group.members) % len(COLOURS)] if len(group.members) == 1 else "bold"
+        if prefix:
+            out.append(group.label() + " ", style=colour)
+        out.append(visible(group.text) + "\n", style="red" if group.stream == "err" else "")
+    console.print(out, end="", soft_wrap=True)
+
+
+def progress(state: RunState) -> RenderableType:
+    """The bar and what is known of the run, in one line below the log."""
+    from rich.progress_bar import ProgressBar
+    from rich.spinner import Spinner
+    from rich.table import Table
+
+    parts = text.progress_parts(state)
+    if not parts:
+        return Spinner("dots", text=f" {state.state}: {text.count(state.world, 'rank')}")
+    first = next(rank.metric for rank in state.ranks.values() if "step" in rank.metric)
+    step, steps = text.number(first.get("step")), text.number(first.get("steps"))
+    grid = Table.grid(padding=(0, 2))
+    bar = ProgressBar(total=steps, completed=step or 0, width=24) if steps else Spinner("dots")
+    grid.add_row(bar, "  ".join(parts))
+    return grid
+
+
+def table(rows: list[text.Row]) -> RenderableType:
+    """Rows of text as a light table; the first row is the header."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    result = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    for title in rows[0]:
+        result.add_column(title.lower(), overflow="fold")
+    for row in rows[1:]:
+        result.add_row(*(Text(cell, style=STATE_STYLES.get(cell, "")) for cell in row))
+    return result
+
+
+STATE_STYLES = {
+    "succeeded": "green",
+    "running": "cyan",
+    "starting": "cyan",
+    "failed": "bold red",
+    "lost": "bold red",
+    "stopped": "yellow",
+}
+
+
+def show_table(rows: list[text.Row]) -> None:
+    """A table on a terminal, aligned columns elsewhere."""
+    if is_terminal():
+        console().print(table(rows))
+    else:
+        say(text.columns(rows))

@@ -1,0 +1,83 @@
+"""`ringctl logs`: the merged log on a terminal, into a pipe, or as JSON."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from launcher import fold, render, run, text
+from launcher.agent import Agent
+from launcher.diagnose import Tails
+from launcher.follow import follow
+from launcher.logs import Filter, fold_repeats, line_writer
+from launcher.model import Event
+
+
+@dataclass(frozen=True)
+class Look:
+    """How the log is shown."""
+
+    as_json: bool
+    prefix: bool
+    timestamps: bool
+    tail: int | None
+
+
+def show(
+    found: run.Found, agents: Mapping[str, Agent], wanted: Filter, look: Look, *, live: bool, back: int
+) -> None:
+    """Print the run's events until its end (`live`) or as far as they go; then how it ended, if it has."""
+    write, tails = writer(look), Tails()
+    state = found.state
+    kept: deque[Event] | None = None if look.tail is None else deque(maxlen=look.tail)
+    for update in follow(agents, found.run, live=live, back=back):
+        for event in update.events:
+            if event.kind != "line" and state is not None:
+                state = fold.fold(state, event)
+            tails.add(event)
+        events = wanted.apply(update.events)
+        if kept is not None:
+            kept.extend(events if look.as_json else [event for event in events if event.kind == "line"])
+            if not update.caught_up:
+                continue
+            events, kept = list(kept), None
+        write(events)
+    if kept:
+        write(list(kept))
+    if state is not None and state.state in (*fold.ENDED, "lost"):
+        finish(run.outcome(state, tails), look)
+
+
+def writer(look: Look) -> Callable[[list[Event]], None]:
+    if look.as_json:
+        return write_json
+    if render.is_terminal():
+        return terminal_writer(look)
+    lines = line_writer(look.prefix, look.timestamps)
+    return lambda events: render.write_out(lines(events)) if events else None
+
+
+def write_json(events: list[Event]) -> None:
+    render.write_out("".join(text.json_line(event.to_json()) + "\n" for event in events).encode())
+
+
+def terminal_writer(look: Look) -> Callable[[list[Event]], None]:
+    console = render.console()
+
+    def write(events: list[Event]) -> None:
+        groups = fold_repeats([event for event in events if event.kind == "line"])
+        if groups:
+            render.print_groups(console, groups, look.timestamps, look.prefix)
+
+    return write
+
+
+def finish(outcome: run.Outcome, look: Look) -> None:
+    """How the run ended: the last JSON event, or a word on stderr so that a pipe holds only the log."""
+    if look.as_json:
+        write_json([outcome.event()])
+    else:
+        for line in (*text.cause_lines(outcome), text.verdict(outcome)):
+            print(line, file=sys.stderr)

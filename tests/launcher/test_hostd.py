@@ -1,0 +1,380 @@
+"""The supervisor, as it is used: through real launches on this machine."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.ringctl import (
+    detach,
+    events,
+    exits,
+    is_alive,
+    launch,
+    lines,
+    ringctl,
+    run_folder,
+    state,
+    wait_for,
+    wait_until_final,
+)
+
+HOSTD = Path(__file__).parents[2] / "launcher" / "hostd.py"
+
+
+def script(folder: Path, body: str) -> str:
+    path = folder / "program.py"
+    path.write_text(textwrap.dedent(body))
+    return str(path)
+
+
+# --- Output --------------------------------------------------------------------------------------
+
+
+def what_came(events: list[dict[str, object]], rank: int, stream: str = "out") -> bytes:
+    """The bytes a rank wrote, put together again from its events."""
+    mine = [e for e in events if e["kind"] == "line" and e["rank"] == rank and e["stream"] == stream]
+    text = "".join(str(e["text"]) + str(e.get("end", "\n")) for e in mine)
+    return text.encode("utf-8", "surrogateescape")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"one\ntwo\n",
+        b"no newline at the end",
+        b"\n\n\n",
+        b"progress 1\rprogress 2\rdone\n",
+        b"dos\r\nlines\r\n",
+        b"ends in a return\r",
+        b"\r\r\n\r",
+        "gr\u00fc\u00dfe, \u4e16\u754c \U0001f600\n".encode(),
+        bytes(range(256)) * 3,
+        b"\xff\xfe half a character \xe4\xb8",
+        b"x" * 10_000_000 + b"\nafter\n",
+        b"",
+    ],
+    ids=lambda data: repr(data[:20]),
+)
+def test_every_byte_a_rank_writes_comes_back(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(data)
+    run = detach(["cat", str(tmp_path / "data")], world=1)
+    wait_until_final(run)
+    assert what_came(events(run), 0) == data
+
+
+def test_a_character_cut_in_two_by_a_flush_stays_whole(tmp_path: Path) -> None:
+    program = script(
+        tmp_path,
+        """
+        import os, select
+        data = "\u4e16\u754c\\n".encode()
+        for i in range(len(data)):
+            os.write(1, data[i:i + 1])
+            select.select([], [], [], 0.02)
+        """,
+    )
+    assert lines(launch(["python", program], world=1), 0) == ["\u4e16\u754c"]
+
+
+def test_stdout_and_stderr_of_each_rank_are_told_apart() -> None:
+    seen = launch(["sh", "-c", "echo out $RANK; echo err $RANK >&2"])
+    for rank in (0, 1):
+        assert lines(seen, rank) == [f"out {rank}"]
+        assert lines(seen, rank, "err") == [f"err {rank}"]
+
+
+def test_many_lines_of_many_ranks_all_arrive_in_order() -> None:
+    seen = launch(["sh", "-c", "seq 1 20000"], world=4)
+    for rank in range(4):
+        assert lines(seen, rank) == [str(n) for n in range(1, 20001)]
+
+
+def test_a_full_segment_is_closed_and_the_log_goes_on_in_the_next() -> None:
+    text = "x" * 1000
+    run = detach(["sh", "-c", f"yes {text} | head -n 80000"], world=1)
+    wait_until_final(run)
+    assert len(list(run_folder(run).glob("events-1-*.jsonl"))) == 2
+    done = ringctl("logs", run, "--no-prefix")
+    assert done.stdout == f"{text}\n" * 80000
+
+
+# --- Endings -------------------------------------------------------------------------------------
+
+
+def test_each_rank_has_one_final_event_with_its_exit_code() -> None:
+    final = exits(launch(["sh", "-c", "exit $((RANK * 3))"], code=1))
+    assert (final[0]["state"], final[0]["exit_code"]) == ("succeeded", 0)
+    assert (final[1]["state"], final[1]["exit_code"]) == ("failed", 3)
+
+
+def test_a_rank_that_dies_of_a_signal_says_which() -> None:
+    final = exits(launch(["sh", "-c", "kill -SEGV $$"], world=1, code=1))
+    assert (final[0]["exit_code"], final[0]["signal"]) == (-11, "SIGSEGV")
+
+
+def test_when_a_rank_fails_the_others_are_ended_and_the_run_names_it() -> None:
+    seen = launch(["sh", "-c", 'test $RANK = 1 && { echo "boom" >&2; exit 7; }; exec sleep 600'], code=1)
+    final, last = exits(seen), seen[-1]
+    assert final[1]["exit_code"] == 7
+    assert final[0]["reason"] == "rank 1 failed"
+    assert last["kind"] == "run_finished"
+    assert last["state"] == "failed"
+    assert "rank 1 on localhost exited with code 7: boom" in last["cause"]
+
+
+def test_a_rank_that_ignores_term_is_killed() -> None:
+    run = detach(["sh", "-c", 'trap "" TERM; echo ready; while :; do sleep 0.1; done'], world=1)
+    wait_for(lambda: lines(events(run), 0), "the rank")
+    ringctl("stop", run, "--grace", "0.3")
+    assert exits(events(run))[0]["signal"] == "SIGKILL"
+
+
+def test_what_a_rank_leaves_in_the_background_ends_with_the_run() -> None:
+    run = detach(["sh", "-c", "setsid sleep 600 & echo $!"], world=1)
+    wait_until_final(run)
+    assert not is_alive(int(lines(events(run), 0)[0]))
+    assert state(run)["state"] == "succeeded"
+
+
+DOUBLE_FORK = """
+    import os, sys, time
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            if "hide" in sys.argv:
+                os.execve("/bin/sleep", ["sleep", "600"], {"MARKED": os.environ["RINGCTL_TEST_MARK"]})
+            time.sleep(600)
+        os._exit(0)
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+def session_of_run(run: str) -> list[int]:
+    """All processes that carry the run's id, and all below its supervisor."""
+    below, queue = [], [state(run)["warden"]["pid"]]
+    while queue:
+        parent = queue.pop()
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    ppid = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                except OSError:
+                    continue
+                if ppid == parent:
+                    below.append(int(entry.name))
+                    queue.append(int(entry.name))
+    return below
+
+
+@pytest.mark.parametrize("hide", [[], ["hide"]], ids=["with the run's id", "with an environment of its own"])
+@pytest.mark.parametrize("prefork", ["--prefork", "--no-prefork"])
+def test_when_the_supervisor_is_killed_no_rank_and_no_grandchild_survives(
+    hide: list[str], prefork: str, tmp_path: Path
+) -> None:
+    run = detach(["python", script(tmp_path, DOUBLE_FORK), *hide], options=[prefork])
+    wait_for(lambda: lines(events(run), 0) and lines(events(run), 1), "the ranks")
+    pids = wait_for(lambda: len(p := session_of_run(run)) >= 5 and p, "the grandchildren")
+    os.kill(state(run)["hostd"]["pid"], signal.SIGKILL)
+    wait_for(lambda: not any(is_alive(pid) for pid in pids), "the end of all of them", seconds=5)
+    final = wait_until_final(run)
+    assert final["state"] == "failed"
+    assert {e["reason"] for e in exits(events(run)).values()} == {"its supervisor was killed"}
+
+
+def test_when_the_warden_is_killed_the_supervisor_ends_the_run() -> None:
+    run = detach(["sleep", "600"])
+    pids = session_of_run(run)
+    os.kill(state(run)["warden"]["pid"], signal.SIGKILL)
+    wait_for(lambda: not any(is_alive(pid) for pid in pids), "the end of all of them", seconds=10)
+    assert state(run)["state"] == "stopped"
+
+
+def test_a_run_whose_supervisors_all_died_is_lost_until_it_is_stopped() -> None:
+    run = detach(["sh", "-c", "setsid sleep 600 & echo $!; wait"], world=1)
+    orphan = int(wait_for(lambda: lines(events(run), 0), "the grandchild")[0])
+    about = state(run)
+    for who in ("warden", "hostd"):
+        os.kill(about[who]["pid"], signal.SIGSTOP)
+    for who in ("warden", "hostd"):
+        os.kill(about[who]["pid"], signal.SIGKILL)
+    wait_for(
+        lambda: json.loads(ringctl("status", run, "--json").stdout)["state"] == "lost", "the loss to be seen"
+    )
+    ringctl("stop", run)
+    assert not is_alive(orphan)
+    assert json.loads(ringctl("status", run, "--json").stdout)["state"] == "stopped"
+    assert len(exits(events(run))) == 1
+
+
+def test_a_command_that_cannot_be_started_leaves_nothing_running(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/no/such/interpreter\n")
+    program.chmod(0o755)
+    done = ringctl("launch", "--local", "--world", "2", "--", str(program), code=1)
+    assert "cannot start" in done.stderr
+    assert "nothing was left running" in done.stderr
+
+
+# --- As if started by itself ---------------------------------------------------------------------
+
+NOSY = """
+    import __main__, json, os, random, sys
+    import numpy
+    about = {
+        "name": __name__, "main": __main__.__file__, "argv": sys.argv, "cwd": os.getcwd(), "path0": sys.path[0],
+        "stdin": os.fstat(0).st_rdev, "fds": sorted(map(int, os.listdir("/proc/self/fd")))[:3],
+        "session": os.getsid(0) == os.getpid(), "optimize": sys.flags.optimize, "globals": "prefork" in globals(),
+        "random": random.random() , "numpy": float(numpy.random.random()), "orig": sys.orig_argv[1:],
+    }
+    print(json.dumps(about))
+"""
+
+
+def test_a_preforked_script_cannot_tell_that_it_was(tmp_path: Path) -> None:
+    program = script(tmp_path, NOSY)
+    told = {}
+    for option in ("--prefork", "--no-prefork"):
+        seen = launch(["python", "-O", program, "a b", "--lr", "0.1"], options=[option])
+        told[option] = [json.loads(lines(seen, rank)[0]) for rank in (0, 1)]
+    for forked, plain in zip(told["--prefork"], told["--no-prefork"], strict=True):
+        for chance in ("random", "numpy"):
+            forked.pop(chance), plain.pop(chance)
+        assert forked == plain
+
+
+def test_preforked_ranks_draw_different_random_numbers(tmp_path: Path) -> None:
+    seen = launch(["python", script(tmp_path, NOSY)], options=["--prefork"])
+    first, second = (json.loads(lines(seen, rank)[0]) for rank in (0, 1))
+    assert first["random"] != second["random"]
+    assert first["numpy"] != second["numpy"]
+
+
+def test_a_preforked_module_runs_as_python_m_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__main__.py").write_text("import sys; print(__name__, __package__, sys.argv)")
+    monkeypatch.chdir(tmp_path)
+    told = [
+        lines(launch(["python", "-m", "package", "x"], options=[o]), 1) for o in ("--prefork", "--no-prefork")
+    ]
+    assert told[0] == told[1]
+    assert "__main__ package" in told[0][0]
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("raise ValueError('boom')", 1),
+        ("def f(): return 1 / 0\nf()", 1),
+        ("syntax error here", 1),
+        ("import sys; sys.exit(5)", 5),
+        ("import sys; sys.exit('words')", 1),
+        ("import os; os._exit(9)", 9),
+        ("import atexit; atexit.register(print, 'at exit'); print('done')", 0),
+        ("import threading; threading.Timer(0.1, print, ['late']).start()", 0),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", -2),
+    ],
+)
+def test_exit_codes_and_tracebacks_are_those_of_a_script_by_itself(
+    body: str, code: int, tmp_path: Path
+) -> None:
+    program = script(tmp_path, body)
+    alone = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+    assert alone.returncode == code
+    seen = launch(["python", program], options=["--prefork"], code=None)
+    for rank in (0, 1):
+        final = exits(seen)[rank]
+        if final["reason"]:
+            continue  # ended because the other one had failed
+        assert final["exit_code"] == code
+        assert lines(seen, rank) == alone.stdout.splitlines()
+        assert lines(seen, rank, "err") == alone.stderr.splitlines()
+
+
+def test_a_preforked_script_can_spawn_processes_of_its_own(tmp_path: Path) -> None:
+    program = script(
+        tmp_path,
+        """
+        import multiprocessing
+        def square(n): return n * n
+        if __name__ == "__main__":
+            with multiprocessing.get_context("spawn").Pool(2) as pool:
+                print(pool.map(square, [1, 2, 3]))
+        """,
+    )
+    assert lines(launch(["python", program]), 1) == ["[1, 4, 9]"]
+
+
+def test_torch_is_imported_before_the_fork(tmp_path: Path) -> None:
+    program = script(tmp_path, "import sys; print('torch' in sys.modules)")
+    assert lines(launch(["python", program], options=["--prefork"]), 1) == ["True"]
+    assert lines(launch(["python", program], options=["--no-prefork"]), 1) == ["False"]
+
+
+# --- Environment ---------------------------------------------------------------------------------
+
+ODD = "quotes ' \" `x` $HOME\nnewline \\ \u4e16\u754c"
+
+
+def test_variables_arrive_byte_exact_and_stale_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("GROUP_RANK", "1")
+    for option in ("--prefork", "--no-prefork"):
+        show = "import os, base64; print(base64.b64encode(os.environb[b'ODD']).decode()); print(sorted(os.environ))"
+        seen = launch(["python", "-c", show], options=[option, "--env", f"ODD={ODD}"])
+        odd, names = lines(seen, 1)
+        assert base64.b64decode(odd).decode() == ODD
+        assert "TORCHELASTIC_USE_AGENT_STORE" not in names
+        assert "GROUP_RANK" not in names
+
+
+def test_each_rank_finds_torchruns_variables(tmp_path: Path) -> None:
+    names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR GLOO_SOCKET_IFNAME RINGCTL_HOST RINGCTL_ATTEMPT"
+    body = f"import os; print(*[os.environ[n] for n in '{names}'.split()])"
+    for option in ("--prefork", "--no-prefork"):
+        seen = launch(["python", script(tmp_path, body)], options=[option])
+        for rank in (0, 1):
+            assert lines(seen, rank) == [f"{rank} {rank} 2 2 127.0.0.1 lo localhost 1"]
+
+
+def test_metrics_a_rank_writes_become_events_and_status(tmp_path: Path) -> None:
+    program = script(
+        tmp_path,
+        """
+        import json, os
+        with open(os.environ["RINGCTL_METRICS"], "a") as f:
+            f.write("this is not JSON\\n")
+            for step in (1, 2):
+                f.write(json.dumps({"step": step, "loss": 0.5, "kind": "x"}) + "\\n")
+            f.write('{"step": 3, "loss": NaN}\\n')
+        """,
+    )
+    run = detach(["python", program])
+    wait_until_final(run)
+    metrics = [e for e in events(run) if e["kind"] == "metric" and e["rank"] == 1]
+    assert [(e["step"], e["loss"]) for e in metrics] == [(1, 0.5), (2, 0.5), (3, "nan")]
+    assert json.loads(ringctl("status", run, "--json").stdout)["ranks"][1]["step"] == 3
+
+
+def test_it_is_one_file_in_the_python_that_old_servers_have() -> None:
+    import ast
+
+    tree = ast.parse(HOSTD.read_text(), feature_version=(3, 8))
+    imported = {
+        name.partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for name in (
+            [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+        )
+    }
+    assert imported <= set(sys.stdlib_module_names)

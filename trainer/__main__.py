@@ -1,0 +1,49 @@
+"""Start the trainer: `python -m trainer`, `python -m trainer.train`, or `python .../trainer/__main__.py`.
+
+By path it is safe from a `trainer.py` in the user's folder, which `-m` would find first.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+if not __package__:
+    # Run by path, Python puts this file's own folder on the search path; the package is found from the one
+    # above.
+    _here = os.path.dirname(os.path.realpath(__file__))
+    if sys.path and os.path.realpath(sys.path[0]) == _here:
+        del sys.path[0]
+    sys.path.insert(0, os.path.dirname(_here))
+
+from trainer.config import parse
+from trainer.errors import TrainerError
+
+NEEDED = ("torch", "torchvision", "numpy")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the trainer with these options (the command line's if None) and return its exit code."""
+    try:
+        config = parse(sys.argv[1:] if argv is None else argv, os.environ)
+        if not config.check:
+            # Only now: importing torch takes seconds, and a mistake should be told at once.
+            from trainer.train import train
+
+            train(config)
+    except TrainerError as error:
+        print(f"trainer: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    except ModuleNotFoundError as error:
+        if error.name not in NEEDED:
+            raise
+        print(f"trainer: {error} in {sys.executable}: pip install 'ringctl[trainer]' there", file=sys.stderr)
+        return TrainerError.exit_code
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,262 @@
+"""The trainer's options: command line and environment -> Config, or an InputError that says what is wrong.
+
+Nothing here imports torch, so a mistake is told at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import math
+import os
+import re
+import socket
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
+
+from trainer import staging
+from trainer.compress import FORMATS
+from trainer.errors import InputError
+from trainer.models import MODELS
+from trainer.sync import STRATEGIES
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything a run of the trainer is told."""
+
+    sync: str = "ring"  # a name in STRATEGIES
+    compress: str = "none"  # a name in FORMATS
+    model: str = "bn-cnn"  # a name in MODELS
+    data: str = "mini"  # "mini", "download", or a folder
+    epochs: int | None = None  # None: as many as `steps` takes, or DEFAULT_EPOCHS
+    steps: int | None = None  # stop after this many steps; None: after the last epoch
+    batch_size: int = 32  # of each rank
+    lr: float = 0.1  # at the start
+    momentum: float = 0.9
+    seed: int = 0
+    threads: int = 1
+    timeout: float = 60.0  # seconds that a collective may take
+    rank: int = 0
+    world_size: int = 1
+    init_method: str = ""  # where the ranks meet; "" with one rank
+    gloo_socket_ifname: str = ""  # "" leaves it to the environment
+    check: bool = False  # only look at the options
+
+
+DEFAULT_EPOCHS = 3
+DEFAULTS = Config()
+
+PLACE_HELP = (
+    "give --init-method tcp://IP:PORT --rank R --world-size N, or set MASTER_ADDR MASTER_PORT RANK WORLD_SIZE"
+)
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
+    """The Config that a command line and environment ask for; raises InputError on the first thing wrong."""
+    parser = _parser()
+    given, unknown = parser.parse_known_args([_dashed(word) for word in argv])
+    if unknown:
+        raise InputError(_unknown_option(unknown[0], parser))
+    if given.data not in ("mini", "download"):
+        staging.find(given.data)
+    # With --check nothing is about to start, and the environment is not the one of a rank.
+    rank, world_size, init_method = _place(given, {} if given.check else environ)
+    options = vars(given) | {"rank": rank, "world_size": world_size, "init_method": init_method}
+    options["threads"] = given.threads or _default_threads(environ)
+    options["gloo_socket_ifname"] = given.gloo_socket_ifname or ""
+    return Config(**options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m trainer",
+        description="Train on all ranks at once. Every option is accepted with dashes or underscores.",
+        allow_abbrev=False,
+    )
+
+    def add(group: Any, name: str, kind: Callable[[str], Any], text: str, metavar: str | None = None) -> None:
+        default = getattr(DEFAULTS, name.replace("-", "_"))
+        shown = "" if default is None else f" (default: {default})"
+        group.add_argument(
+            f"--{name}", type=kind, default=default, metavar=metavar or name.upper(), help=text + shown
+        )
+
+    what = parser.add_argument_group("what to train")
+    add(what, "model", _one_of(MODELS), f"one of {', '.join(MODELS)}")
+    add(
+        what,
+        "data",
+        str,
+        "mini (shipped), download (whole MNIST), or a folder with MNIST's files; ./mini is a folder",
+    )
+    how = parser.add_argument_group("how")
+    add(how, "sync", _one_of(STRATEGIES), f"how gradients meet: one of {', '.join(STRATEGIES)}")
+    add(how, "compress", _one_of(FORMATS), f"how gradients shrink: one of {', '.join(FORMATS)}")
+    add(
+        how,
+        "epochs",
+        _whole(1),
+        f"passes over the data; {DEFAULT_EPOCHS} if --steps is not given either",
+        "N",
+    )
+    add(how, "steps", _whole(1), "stop after this many steps in all, even inside an epoch", "N")
+    add(how, "batch-size", _whole(1), "images in a step, on each rank", "N")
+    add(how, "lr", _number(above=0), "learning rate at the start; it falls to 0 over the run", "X")
+    add(how, "momentum", _number(least=0, below=1), "of the gradient descent", "X")
+    add(how, "seed", _whole(0, 2**32 - 1), "same seed, same ranks: same result", "N")
+    how.add_argument(
+        "--threads", type=_whole(1, 1024), metavar="N", help="default: $OMP_NUM_THREADS, or the usable cores"
+    )
+    add(how, "timeout", _number(above=0, most=86400), "seconds to wait for the other ranks", "S")
+    how.add_argument(
+        "--check", action="store_true", help="only look at the options: exit 0 if right, 2 if not"
+    )
+    hand = parser.add_argument_group("by hand (otherwise from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT)")
+    hand.add_argument("--init-method", type=_tcp, metavar="tcp://IP:PORT", help="where rank 0 listens")
+    hand.add_argument("--rank", type=_whole(0), metavar="R", help="which rank this is, from 0")
+    hand.add_argument("--world-size", type=_whole(1), metavar="N", help="how many ranks there are")
+    hand.add_argument(
+        "--gloo-socket-ifname", type=_interfaces, metavar="IF", help="network interface to the other ranks"
+    )
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises what argparse would print, as a sentence that starts with the option."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(re.sub(r"^argument (\S+): ", r"\1 ", message))
+
+
+def _dashed(word: str) -> str:
+    """--init_method=x as --init-method=x."""
+    if not word.startswith("--"):
+        return word
+    option, equals, value = word.partition("=")
+    return option.replace("_", "-") + equals + value
+
+
+def _unknown_option(word: str, parser: argparse.ArgumentParser) -> str:
+    if not word.startswith("-"):
+        return f"{word!r} is not an option, and the trainer takes nothing else; see --help"
+    known = [option for action in parser._actions for option in action.option_strings]
+    return f"there is no option {word.partition('=')[0]}" + _nearest(
+        word.partition("=")[0], known, "; see --help"
+    )
+
+
+def _nearest(word: str, known: Collection[str], otherwise: str) -> str:
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]}?" if near else otherwise
+
+
+# --- One reader per kind of value: text -> value, or ArgumentTypeError with the rest of the sentenc---
+
+
+def _one_of(names: Collection[str]) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        name = text.replace("_", "-")
+        if name in names:
+            return name
+        raise argparse.ArgumentTypeError(
+            f"cannot be {text!r}" + _nearest(name, names, f"; it is one of {', '.join(names)}")
+        )
+
+    return read
+
+
+def _whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    wanted = f"a whole number from {least} " + ("on" if most is None else f"to {most}")
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least or (most is not None and value > most):
+            raise argparse.ArgumentTypeError(f"must be {wanted}, not {text!r}")
+        return value
+
+    return read
+
+
+def _number(
+    *, above: float = -math.inf, least: float = -math.inf, below: float = math.inf, most: float = math.inf
+) -> Callable[[str], float]:
+    limits = {"above": above, "at least": least, "below": below, "at most": most}
+    wanted = " and ".join(f"{word} {limit:g}" for word, limit in limits.items() if math.isfinite(limit))
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and above < value < below and least <= value <= most):
+            raise argparse.ArgumentTypeError(f"must be a number {wanted}, not {text!r}")
+        return value
+
+    return read
+
+
+def _tcp(text: str) -> str:
+    try:
+        url = urlsplit(text)
+        good = url.scheme == "tcp" and bool(url.hostname) and bool(url.port) and url.path in ("", "/")
+    except ValueError:  # a port that is no number, or too large
+        good = False
+    if not good:
+        raise argparse.ArgumentTypeError(f"must be like tcp://192.168.0.1:23456, not {text!r}")
+    return text
+
+
+def _interfaces(text: str) -> str:
+    """Gloo takes one interface or several with commas."""
+    here = [name for _, name in socket.if_nameindex()]
+    for name in text.split(","):
+        if name not in here:
+            raise argparse.ArgumentTypeError(f"names {name!r}, but this machine has {', '.join(here)}")
+    return text
+
+
+# --- What the environment says --------------------------------------------------------------------
+
+
+def _place(given: argparse.Namespace, environ: Mapping[str, str]) -> tuple[int, int, str]:
+    """Rank, world size and init method: options first, then torchrun's variables, then one process alone."""
+    rank = given.rank if given.rank is not None else _variable(environ, "RANK", _whole(0))
+    world_size = (
+        given.world_size if given.world_size is not None else _variable(environ, "WORLD_SIZE", _whole(1))
+    )
+    if rank is None and world_size is None and given.init_method is None:
+        return 0, 1, ""
+    if rank is None or world_size is None:
+        raise InputError(f"the {'rank' if rank is None else 'world size'} is missing: {PLACE_HELP}")
+    if rank >= world_size:
+        raise InputError(f"rank {rank} is outside the {world_size} ranks 0 to {world_size - 1}")
+    if world_size == 1:
+        return 0, 1, ""
+    if given.init_method is not None:
+        return rank, world_size, given.init_method
+    if not environ.get("MASTER_ADDR") or _variable(environ, "MASTER_PORT", _whole(1, 65535)) is None:
+        raise InputError(f"rank {rank} does not know where the {world_size} ranks meet: {PLACE_HELP}")
+    return rank, world_size, "env://"  # also right under torchrun, whose agent may hold the store
+
+
+def _variable(environ: Mapping[str, str], name: str, read: Callable[[str], int]) -> int | None:
+    text = environ.get(name)
+    if not text:
+        return None
+    try:
+        return read(text)
+    except argparse.ArgumentTypeError as error:
+        raise InputError(f"the environment variable {name} {error}") from None
+
+
+def _default_threads(environ: Mapping[str, str]) -> int:
+    try:
+        return _whole(1, 1024)(environ.get("OMP_NUM_THREADS", ""))
+    except argparse.ArgumentTypeError:  # not set, or one of the forms that only OpenMP reads
+        return len(os.sched_getaffinity(0))

@@ -1,0 +1,141 @@
+"""What a rank reports: one JSON object a line in the file $RINGCTL_METRICS, for whoever follows the run.
+
+    time            seconds since 1970
+    step, steps     steps done, and planned in all
+    epoch, epochs   the one that is running, from 1, and how many there will be
+    loss            mean over the steps since the last record; null if it is not a number
+    samples_per_s   of this rank
+    step_ms         mean time of a step
+    comm_ms         mean time of a step spent averaging gradients, waiting for slower ranks included
+    bytes_sent      by this rank since the start
+
+A record at the end of an epoch also has `accuracy`. The last one has `final` (true), `accuracy` and
+`parameters_sha256`, and its means are over the whole run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+INTERVAL_S = 0.25
+
+
+@dataclass
+class Span:
+    """Sums over some steps, and what they say."""
+
+    steps: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    comm_seconds: float = 0.0
+    loss_sum: float = 0.0
+
+    def add(self, loss: float, samples: int, seconds: float, comm_seconds: float) -> None:
+        self.steps += 1
+        self.samples += samples
+        self.seconds += seconds
+        self.comm_seconds += comm_seconds
+        self.loss_sum += loss
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.samples / self.seconds if self.seconds else 0.0
+
+    @property
+    def comm_share(self) -> float:
+        return self.comm_seconds / self.seconds if self.seconds else 0.0
+
+    def record(self) -> dict[str, object]:
+        steps = self.steps or 1
+        loss = self.loss_sum / steps
+        return {
+            "loss": round(loss, 6) if math.isfinite(loss) else None,
+            "samples_per_s": round(self.samples_per_s, 1),
+            "step_ms": round(1000 * self.seconds / steps, 3),
+            "comm_ms": round(1000 * self.comm_seconds / steps, 3),
+        }
+
+
+class Metrics:
+    """Times the steps of this rank, and writes records: about four a second, one an epoch, and a last one."""
+
+    def __init__(self, path: str, *, steps: int, epochs: int) -> None:
+        self.steps = steps
+        self.epochs = epochs
+        self.step = 0
+        self.epoch = 0
+        self.bytes_sent = 0
+        self.whole_run, self.this_epoch, self._unwritten = Span(), Span(), Span()
+        self._ticked = self._written = time.monotonic()
+        self._lines = Lines(path)
+
+    def epoch_begins(self) -> None:
+        self.epoch += 1
+        self.this_epoch = Span()
+        self._ticked = time.monotonic()
+
+    def step_done(self, loss: float, samples: int, comm_seconds: float, bytes_sent: int) -> None:
+        """Count a step that took from the last call, or the epoch's begin, until now."""
+        now = time.monotonic()
+        for span in (self.whole_run, self.this_epoch, self._unwritten):
+            span.add(loss, samples, now - self._ticked, comm_seconds)
+        self.step += 1
+        self.bytes_sent = bytes_sent
+        self._ticked = now
+        if now - self._written >= INTERVAL_S:
+            self._write(self._unwritten)
+
+    def epoch_done(self, accuracy: float) -> None:
+        self._write(self._unwritten if self._unwritten.steps else self.this_epoch, accuracy=accuracy)
+
+    def run_done(self, accuracy: float, parameters_sha256: str) -> None:
+        self._write(self.whole_run, accuracy=accuracy, final=True, parameters_sha256=parameters_sha256)
+        self._lines.close()
+
+    def _write(self, span: Span, **extra: object) -> None:
+        progress = {"step": self.step, "steps": self.steps, "epoch": self.epoch, "epochs": self.epochs}
+        self._lines.append(
+            {"time": time.time(), **progress, **span.record(), "bytes_sent": self.bytes_sent, **extra}
+        )
+        self._unwritten = Span()
+        self._written = time.monotonic()
+
+
+class Lines:
+    """A file that grows by one JSON object a line, each in a single write: no reader sees half a line.
+
+    With the path "" nothing is written. A file that cannot be written is told once and does not end the
+    training.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+        if path:
+            with self._tell_once():
+                self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def append(self, record: Mapping[str, object]) -> None:
+        if self._descriptor is not None:
+            with self._tell_once():
+                os.write(self._descriptor, json.dumps(record, allow_nan=False).encode() + b"\n")
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    @contextmanager
+    def _tell_once(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            print(f"trainer: no more metrics, cannot write {self._path}: {error.strerror}", file=sys.stderr)
+            self.close()

@@ -1,0 +1,162 @@
+"""The training, from top to bottom: each rank trains on its share of the images; gradients meet each step.
+
+All ranks hold the same parameters at all times. They start from rank 0's; in each step every rank computes
+the gradient of its own batch, a strategy (sync/) replaces it by the mean over all ranks, and every rank takes
+the same step with that mean.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+
+if __name__ == "__main__":
+    # Run as `python -m trainer.train`: hand over to what checks the options before the slow import of torch
+    # below.
+    from trainer.__main__ import main
+
+    sys.exit(main())
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from trainer import data, group, sync
+from trainer.config import DEFAULT_EPOCHS, Config
+from trainer.data import Dataset, Images
+from trainer.errors import TrainerError
+from trainer.flat import Flat
+from trainer.metrics import Metrics
+from trainer.models import MODELS
+from trainer.optim import SGD
+
+EVALUATION_BATCH = 250
+DOWNLOAD_PATIENCE_S = 900.0  # how long the ranks wait for the slowest host to download
+
+
+def train(config: Config) -> None:
+    """Train as `config` says, as one of many ranks or alone; rank 0 prints how it goes."""
+    torch.set_num_threads(config.threads)
+    torch.manual_seed(config.seed)
+    with group.joined(config):
+        dataset = data.load(config.data, os.environ)
+        group.wait_for_all(DOWNLOAD_PATIENCE_S if config.data == "download" else config.timeout)
+        train_on(dataset, config)
+
+
+def train_on(dataset: Dataset, config: Config) -> None:
+    # The same seed gives every rank the same model, but only where torch is the same: rank 0's is the one
+    # that counts.
+    model = MODELS[config.model]()
+    flat = Flat(model)
+    group.copy_from_rank_0(flat.parameters)
+
+    strategy = sync.create(config.sync)
+    optimizer = SGD(flat, config.momentum)
+    epochs, steps = planned(config, len(dataset.train))
+    metrics = Metrics(os.environ.get("RINGCTL_METRICS", ""), epochs=epochs, steps=steps)
+    say(introduction(config, dataset, epochs, steps))
+
+    accuracy = 0.0
+    for epoch in range(epochs):
+        model.train()
+        metrics.epoch_begins()
+        order = data.training_order(len(dataset.train), config.seed, epoch, group.rank(), group.world())
+        for pixels, labels in dataset.train.batches(order, config.batch_size):
+            flat.gradients.zero_()
+            loss = cross_entropy(model(pixels), labels)
+            loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
+
+            began = time.monotonic()
+            strategy.average(flat.gradients)
+            comm_seconds = time.monotonic() - began
+
+            # The learning rate falls in a straight line, to be zero after the last step.
+            optimizer.step(lr=config.lr * (1 - metrics.step / steps))
+            metrics.step_done(loss.item(), len(labels), comm_seconds, strategy.bytes_sent)
+            if metrics.step == steps:
+                break
+
+        share_batch_norm_statistics(model)
+        accuracy = evaluate(model, dataset.test)
+        metrics.epoch_done(accuracy)
+        report_epoch(metrics, accuracy)
+
+    metrics.run_done(accuracy, flat.sha256())
+    say(f"test accuracy {100 * accuracy:.1f} %")
+
+
+def planned(config: Config, images: int) -> tuple[int, int]:
+    """How many epochs the run will have (the last one may be cut short), and how many steps in all."""
+    if images < config.world_size:
+        raise TrainerError(
+            f"{images} training images are too few for {config.world_size} ranks: use fewer ranks"
+        )
+    steps_per_epoch = math.ceil(images // config.world_size / config.batch_size)
+    if config.steps is None:
+        epochs = config.epochs or DEFAULT_EPOCHS
+        return epochs, epochs * steps_per_epoch
+    steps = config.steps if config.epochs is None else min(config.steps, config.epochs * steps_per_epoch)
+    return math.ceil(steps / steps_per_epoch), steps
+
+
+def share_batch_norm_statistics(model: nn.Module) -> None:
+    """Replace the running means and variances of all batch-norm layers by their averages over all ranks.
+
+    In training each rank normalises with its own batches and gathers statistics of those. This makes them the
+    same everywhere before they are used, which is in evaluation.
+    """
+    statistics = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    if not statistics:
+        return
+    together = torch.cat(statistics)
+    group.add_over_ranks(together)
+    together.div_(group.world())
+    for own, shared in zip(statistics, torch.split(together, [len(own) for own in statistics]), strict=True):
+        own.copy_(shared)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, images: Images) -> float:
+    """The share of these images that the model gets right; each rank tries its part of them."""
+    model.eval()
+    correct = torch.zeros((), dtype=torch.int64)
+    order = data.evaluation_order(len(images), group.rank(), group.world())
+    for pixels, labels in images.batches(order, EVALUATION_BATCH):
+        correct += (model(pixels).argmax(dim=1) == labels).sum()
+    group.add_over_ranks(correct)
+    return correct.item() / len(images)
+
+
+def report_epoch(metrics: Metrics, accuracy: float) -> None:
+    """Print how the epoch went, over all ranks; end the training if it went nowhere."""
+    epoch = metrics.this_epoch
+    sums = torch.tensor([epoch.loss_sum, epoch.steps, epoch.samples_per_s], dtype=torch.float64)
+    group.add_over_ranks(sums)
+    loss_sum, steps, samples_per_s = sums.tolist()
+    loss = loss_sum / steps
+    say(
+        f"epoch {metrics.epoch}/{metrics.epochs}  loss {loss:.3f}  accuracy {100 * accuracy:.1f} %  "
+        f"{samples_per_s:,.0f} samples/s  communication {100 * epoch.comm_share:.0f} %"
+    )
+    if not math.isfinite(loss):
+        raise TrainerError(f"the loss became {loss} in epoch {metrics.epoch}: try a smaller --lr")
+
+
+def introduction(config: Config, dataset: Dataset, epochs: int, steps: int) -> str:
+    ranks = (
+        f"{config.world_size} ranks" if config.world_size > 1 else "one process alone, nothing to synchronise"
+    )
+    return (
+        f"{config.model} on {ranks}: {len(dataset.train):,} images ({config.data}), "
+        f"{epochs} epochs, {steps:,} steps, batch {config.batch_size} a rank, "
+        f"sync {config.sync}, compress {config.compress}"
+    )
+
+
+def say(line: str) -> None:
+    """Print a line on rank 0."""
+    if group.rank() == 0:
+        print(line, flush=True)
