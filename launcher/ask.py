@@ -26,7 +26,7 @@ def inventory(hosts_file: str | None, local: bool, world: int | None) -> Invento
     """The inventory to use: this machine when asked for, or when there is no file."""
     if local and hosts_file:
         raise InputError("--local and --hosts exclude each other; leave one out")
-    path = None if local else inventories.find(hosts_file, os.environ, Path.cwd())
+    path = None if local else inventories.find(hosts_file, os.environ, Path())
     if path is not None:
         found = inventories.load(path)
         return replace(found, hosts=tuple(with_local_env(host) for host in found.hosts))

@@ -20,7 +20,7 @@ from launcher.errors import HostError, InputError, RingctlError
 if TYPE_CHECKING:
     from launcher.agent import Agent
     from launcher.model import Plan
-    from launcher.run import Found
+    from launcher.runs import Found
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -71,15 +71,15 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 
 
 def all_runs() -> list[Found]:
-    from launcher import inventory, run
+    from launcher import runs
 
-    return run.find_runs(inventory.this_machine(1).hosts[0])
+    return runs.find_runs()
 
 
 def named_run(reference: str | None) -> Found:
-    from launcher import run
+    from launcher import runs
 
-    return run.find_run(reference, all_runs())
+    return runs.find_run(reference, all_runs())
 
 
 def agents_of(found: Found) -> dict[str, Agent]:
@@ -291,11 +291,10 @@ def status(run: str | None, as_json: bool) -> None:
 @json_option
 def stop(run: str | None, grace: float, as_json: bool) -> int:
     """End the latest run, or RUN, on all its hosts. May be repeated."""
-    from launcher import run as steps
-    from launcher import text
+    from launcher import runs, text
 
     found = named_run(run)
-    results = steps.stop(agents_of(found), found.run, grace)
+    results = runs.stop(agents_of(found), found.run, grace)
     errors = [result for result in results.values() if isinstance(result, RingctlError)]
     answers = {host: answer for host, answer in results.items() if isinstance(answer, dict)}
     if as_json:

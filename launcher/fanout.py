@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from launcher.errors import RingctlError
@@ -26,6 +25,8 @@ def fan_out(items: Iterable[K], work: Callable[[K], R]) -> dict[K, R | RingctlEr
     todo = list(items)
     if len(todo) < 2:
         return {item: attempt(item) for item in todo}
+    from concurrent.futures import ThreadPoolExecutor  # costs what `ringctl ps` on one machine need not pay
+
     with ThreadPoolExecutor(max_workers=min(AT_ONCE, len(todo))) as pool:
         return dict(zip(todo, pool.map(attempt, todo), strict=True))
 

@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 from launcher.errors import InputError
 from launcher.model import Event
@@ -54,6 +53,8 @@ def parse_since(text: str, now: float) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if match:
         return now - float(match[1]) * UNITS[match[2]]
+    from datetime import datetime
+
     try:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):

@@ -6,6 +6,7 @@ All are frozen and round-trip through JSON with `to_json` and `from_json`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Mapping
@@ -196,10 +197,15 @@ def from_json(cls: type[T], data: Any) -> T:
     return typing.cast(T, _build(cls, data))
 
 
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
 def _build(kind: Any, data: Any) -> Any:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        hints = _hints(kind)
         if not isinstance(data, dict):
             raise TypeError(f"expected an object, not {type(data).__name__}")
         known = {

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 from launcher import text
 from launcher.logs import Group, fold_repeats, line_writer, visible
 from launcher.model import Event, Plan, RunState
-from launcher.run import Outcome
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+
+    from launcher.run import Outcome
 
 PROGRESS_S = 5.0  # how often a pipe gets a progress line
 MOMENT_S = 0.15  # lines this close together count as the same moment

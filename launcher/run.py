@@ -1,22 +1,23 @@
-"""Launch, watch, find and stop runs: the steps, on whatever transport the hosts have."""
+"""Launch a run and watch it: the steps, on whatever transport the hosts have."""
 
 from __future__ import annotations
 
-import secrets
+import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from launcher import fold, history
 from launcher.agent import Agent
 from launcher.diagnose import Cause, Tails, first_failure
-from launcher.errors import InputError, RingctlError
+from launcher.errors import RingctlError
 from launcher.fanout import fan_out, succeeded
 from launcher.follow import follow
-from launcher.model import Event, Host, Inventory, Plan, RunState, to_json
+from launcher.model import Event, Inventory, Plan, RunState, to_json
 from launcher.plan import LaunchOptions, make_plan, place
+from launcher.runs import stop
 
 GRACE_S = 5.0  # between TERM and KILL
 
@@ -36,7 +37,7 @@ class Screen(Protocol):
 
 def new_run_id() -> str:
     """Sorts by time, and ends in something short enough to tell apart at a glance."""
-    return time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + secrets.token_hex(2)
+    return time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + os.urandom(2).hex()
 
 
 def prepare(inventory: Inventory, options: LaunchOptions) -> tuple[Plan, dict[str, Agent]]:
@@ -129,66 +130,3 @@ def outcome(state: RunState, tails: Tails) -> Outcome:
     if state.state not in fold.ENDED:
         state = replace(state, state="lost")
     return Outcome(state, first_failure(state, tails))
-
-
-# --- Finding -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Found:
-    """A run, the hosts it is on, and what they say of it."""
-
-    run: str
-    name: str
-    hosts: tuple[Host, ...]
-    started: float
-    states: tuple[Mapping[str, Any], ...]  # one from each host that answered and knows it
-
-    @property
-    def state(self) -> RunState | None:
-        return fold.from_states(self.states) if self.states else None
-
-
-def find_runs(here: Host) -> list[Found]:
-    """All runs that this controller started or this machine has, oldest first."""
-    records = {record.plan.run: record for record in history.recall()}
-    hosts = {host.name: host for record in records.values() for host in record.hosts} | {here.name: here}
-    answers = fan_out(hosts, lambda name: Agent(hosts[name]).runs()["runs"])
-    states: dict[str, list[Mapping[str, Any]]] = {run: [] for run in records}
-    for answer in answers.values():
-        for state in answer if isinstance(answer, list) else ():
-            states.setdefault(state["run"], []).append(state)
-    found = []
-    for run, its in states.items():
-        record = records.get(run)
-        name = record.plan.name if record else its[0]["name"]
-        started = record.started if record else min(state["started"] for state in its)
-        found.append(Found(run, name, record.hosts if record else (here,), started, tuple(its)))
-    return sorted(found, key=lambda f: f.started)
-
-
-def find_run(reference: str | None, runs: Sequence[Found]) -> Found:
-    """By id, by name (the latest of that name), by unique beginning of its id; None: the latest."""
-    if not runs:
-        raise InputError("there is no run yet", fix="start one: ringctl launch --local --world 2")
-    if reference is None:
-        return runs[-1]
-    for matches in (
-        [f for f in runs if f.run == reference],
-        [f for f in runs if f.name == reference][-1:],
-        [f for f in runs if reference and f.run.startswith(reference)],
-    ):
-        if len(matches) == 1:
-            return matches[0]
-        if len(matches) > 1:
-            raise InputError(f"{reference!r} is the beginning of {len(matches)} runs; write more of it")
-    raise InputError(f"there is no run {reference!r}", fix="ringctl ps lists the runs")
-
-
-# --- Stopping ------------------------------------------------------------------------------------
-
-
-def stop(agents: Mapping[str, Agent], run: str, grace: float) -> dict[str, dict[str, Any] | RingctlError]:
-    """End the run on every host: what each one ended, or why it could not be asked."""
-    work: Callable[[str], dict[str, Any]] = lambda name: agents[name].stop(run, grace)  # noqa: E731 - for its type
-    return fan_out(agents, work)

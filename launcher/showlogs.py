@@ -13,6 +13,7 @@ from launcher.diagnose import Tails
 from launcher.follow import follow
 from launcher.logs import Filter, fold_repeats, line_writer
 from launcher.model import Event
+from launcher.runs import Found
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Look:
 
 
 def show(
-    found: run.Found, agents: Mapping[str, Agent], wanted: Filter, look: Look, *, live: bool, back: int
+    found: Found, agents: Mapping[str, Agent], wanted: Filter, look: Look, *, live: bool, back: int
 ) -> None:
     """Print the run's events until its end (`live`) or as far as they go; then how it ended, if it has."""
     write, tails = writer(look), Tails()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import shlex
-import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher import fold
 from launcher.logs import ranges
 from launcher.model import Plan, RankState, RunState
 from launcher.plan import is_trainer
-from launcher.run import Found, Outcome
+
+if TYPE_CHECKING:
+    from launcher.run import Outcome
+    from launcher.runs import Found
 
 Row = Sequence[str]
 
@@ -228,7 +230,3 @@ def status_rows(found: Found, now: float) -> list[Row]:
 
 def json_line(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
-
-
-def now() -> float:
-    return time.time()

@@ -443,8 +443,8 @@ def traces(mark: str, folder: Path, own: set[str]) -> list[str]:
 def _seen(pid: int) -> set[str]:
     try:
         return namespaces(pid)
-    except (FileNotFoundError, ProcessLookupError):
-        return set()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return set()  # it ended, or it is one that even root may not look into, and then not ours
 
 
 def mark_of(cluster: Cluster) -> str:
