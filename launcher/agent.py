@@ -1,57 +1,89 @@
-"""Talks to ringctl's own programs on one host: the supervisor (hostd) and the probe."""
+"""Talks to ringctl's own programs on one host: the supervisor (hostd), the probe and the code store."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
+from launcher import kit
 from launcher.errors import HostError, RingctlError
 from launcher.model import Facts, Host, from_json
-from launcher.transport import Channel, Transport, connect
+from launcher.transport import Channel, Completed, Pool, Transport
 
 SENTINEL = b"--ringctl-hostd--\n"
 ANSWER_S = 60.0  # by then a host has answered, or something is wrong with it
+LARGEST_ANSWER = 64 << 20
+
+
+def agents_for(hosts: Iterable[Host], pool: Pool) -> dict[str, Agent]:
+    """An agent for each host, by its name, on the pool's connections."""
+    return {host.name: Agent(host, pool.transport(host)) for host in hosts}
 
 
 class Agent:
     """One host, as the commands see it."""
 
-    def __init__(self, host: Host, transport: Transport | None = None) -> None:
+    def __init__(self, host: Host, transport: Transport) -> None:
         self.host = host
-        self.transport = transport or connect(host)
+        self.transport = transport
 
     def facts(self, peers: list[str]) -> Facts:
-        answer = self._ask("preflight/probe.py", [], {"peers": peers}, ANSWER_S)
+        answer = self.ask("preflight/probe.py", [], {"peers": peers})
         return from_json(Facts, {**answer, "host": self.host.name})
 
     def start(self, request: dict[str, Any]) -> dict[str, Any]:
-        return self._ask("hostd.py", ["start"], request, ANSWER_S)
+        return self.ask("hostd.py", ["start"], request)
 
     def runs(self, run: str | None = None) -> dict[str, Any]:
         """{"runs": [state, ...], "time": the host's clock}."""
-        return self._ask("hostd.py", ["runs"], {"run": run}, ANSWER_S)
+        return self.ask("hostd.py", ["runs"], {"run": run})
 
     def stop(self, run: str, grace: float) -> dict[str, Any]:
-        return self._ask("hostd.py", ["stop"], {"run": run, "grace": grace}, ANSWER_S + grace)
+        return self.ask("hostd.py", ["stop"], {"run": run, "grace": grace}, timeout=ANSWER_S + grace)
 
     def follow(self, request: dict[str, Any]) -> Channel:
         """The run's events as hostd's `follow` sends them, sentinel first."""
         argv = [*self.transport.program("hostd.py"), "follow"]
         return self.transport.stream(argv, json.dumps(request).encode())
 
-    def _ask(self, source: str, args: list[str], request: dict[str, Any], timeout: float) -> dict[str, Any]:
+    def ask(
+        self,
+        source: str,
+        args: list[str],
+        request: dict[str, Any],
+        body: bytes = b"",
+        timeout: float = ANSWER_S,
+    ) -> dict[str, Any]:
+        """One question to one of our host-side files; `body` follows the request's line on its stdin."""
+        stdin = json.dumps(request).encode() + b"\n" + body
         argv = [*self.transport.program(source), *args]
-        done = self.transport.run(argv, json.dumps(request).encode(), timeout)
+        done = self.transport.run(argv, stdin, timeout)
+        if kit.MISSING in done.out and SENTINEL not in done.out:
+            self.transport.install()
+            done = self.transport.run(argv, stdin, timeout)
+        answer = self._decode(source, done)
+        if answer.get("kind") == "error":
+            raise RingctlError(f"{self.host.name}: {answer['error']}")
+        return answer
+
+    def _decode(self, source: str, done: Completed) -> dict[str, Any]:
+        """The answer behind the sentinel; HostError for whatever else came."""
         _, found, text = done.out.partition(SENTINEL)
         if not found:
             said = done.err.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
-            raise HostError(self.host.name, f"ringctl's {source} did not run there; it said: {said[0]}")
+            fix = (
+                "name a Python 3.8 or newer as `python` of the host in the inventory"
+                if done.exit_code == 127
+                else ""
+            )
+            raise HostError(
+                self.host.name, f"ringctl's {source} did not run there; it said: {said[0]}", fix=fix
+            )
         try:
-            answer = json.loads(text)
-        except ValueError:
+            answer = json.loads(text[:LARGEST_ANSWER])
+        except (ValueError, RecursionError):
             raise HostError(self.host.name, f"an answer that is not JSON: {text[:80]!r}") from None
         if not isinstance(answer, dict):
             raise HostError(self.host.name, f"an answer that is not an object: {text[:80]!r}")
-        if answer.get("kind") == "error":
-            raise RingctlError(f"{self.host.name}: {answer['error']}")
         return answer

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from launcher.agent import Agent
     from launcher.model import Plan
     from launcher.runs import Found
+    from launcher.transport import Pool
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -73,7 +74,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 def all_runs() -> list[Found]:
     from launcher import runs
 
-    return runs.find_runs()
+    return runs.find_runs(pool())
 
 
 def named_run(reference: str | None) -> Found:
@@ -83,9 +84,20 @@ def named_run(reference: str | None) -> Found:
 
 
 def agents_of(found: Found) -> dict[str, Agent]:
-    from launcher.agent import Agent
+    from launcher.agent import agents_for
 
-    return {host.name: Agent(host) for host in found.hosts}
+    return agents_for(found.hosts, pool())
+
+
+def pool() -> Pool:
+    """This command's connections, closed when it ends."""
+    from launcher.transport import Pool
+
+    context = click.get_current_context().find_root()
+    if context.obj is None:
+        context.obj = Pool()
+        context.call_on_close(context.obj.close)
+    return cast(Pool, context.obj)
 
 
 # --- launch --------------------------------------------------------------------------------------
@@ -143,7 +155,7 @@ def launch(
         workdir=str(Path.cwd()),
         variables=ask.variables(variables),
     )
-    plan, agents = run.prepare(inventory, options)
+    plan, agents = run.prepare(inventory, options, pool())
     if dry_run:
         show_plan(plan, as_json, commands, verbose)
         return 0

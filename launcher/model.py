@@ -211,7 +211,7 @@ def _build(kind: Any, data: Any) -> Any:
         known = {
             f.name: _build(hints[f.name], data[f.name]) for f in dataclasses.fields(kind) if f.name in data
         }
-        return kind(**known)  # type: ignore[operator]  # is_dataclass narrows to instance or type; this is a type
+        return kind(**known)
     if origin is types.UnionType:
         rest = [a for a in args if a is not type(None)]
         return None if data is None else _build(rest[0], data)

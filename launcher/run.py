@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from launcher import fold, history
-from launcher.agent import Agent
+from launcher.agent import Agent, agents_for
 from launcher.diagnose import Cause, Tails, first_failure
 from launcher.errors import RingctlError
 from launcher.fanout import fan_out, succeeded
@@ -18,6 +18,7 @@ from launcher.follow import follow
 from launcher.model import Event, Inventory, Plan, RunState, to_json
 from launcher.plan import LaunchOptions, make_plan, place
 from launcher.runs import stop
+from launcher.transport import Pool
 
 GRACE_S = 5.0  # between TERM and KILL
 
@@ -40,10 +41,10 @@ def new_run_id() -> str:
     return time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + os.urandom(2).hex()
 
 
-def prepare(inventory: Inventory, options: LaunchOptions) -> tuple[Plan, dict[str, Agent]]:
+def prepare(inventory: Inventory, options: LaunchOptions, pool: Pool) -> tuple[Plan, dict[str, Agent]]:
     """Ask the hosts for their facts and make the plan; nothing is changed anywhere."""
     hosts = [host for host, _ in place(inventory, options.world)]
-    agents = {host.name: Agent(host) for host in hosts}
+    agents = agents_for(hosts, pool)
     addresses = {host.name: host.data_address or host.address for host in hosts if not host.local}
 
     def facts(name: str) -> Any:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher import fold, history
-from launcher.agent import Agent
+from launcher.agent import Agent, agents_for
 from launcher.errors import InputError, RingctlError
 from launcher.fanout import fan_out
 from launcher.model import Host, RunState
+from launcher.transport import Pool
 
 THIS_MACHINE = Host("localhost", local=True)
 
@@ -30,11 +31,12 @@ class Found:
         return fold.from_states(self.states) if self.states else None
 
 
-def find_runs(here: Host = THIS_MACHINE) -> list[Found]:
+def find_runs(pool: Pool, here: Host = THIS_MACHINE) -> list[Found]:
     """All runs that this controller started or this machine has, oldest first."""
     records = {record.plan.run: record for record in history.recall()}
     hosts = {host.name: host for record in records.values() for host in record.hosts} | {here.name: here}
-    answers = fan_out(hosts, lambda name: Agent(hosts[name]).runs()["runs"])
+    agents = agents_for(hosts.values(), pool)
+    answers = fan_out(agents, lambda name: agents[name].runs()["runs"])
     states: dict[str, list[Mapping[str, Any]]] = {run: [] for run in records}
     for answer in answers.values():
         for state in answer if isinstance(answer, list) else ():

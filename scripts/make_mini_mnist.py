@@ -54,10 +54,8 @@ def main() -> None:
 def balanced_subset(images: bytes, labels: bytes, per_digit: int) -> tuple[bytes, bytes]:
     """The same two idx files with `per_digit` images of each digit."""
     magic, count, rows, columns = struct.unpack_from(">IIII", images)
-    if (magic, rows * columns) != (IMAGES_MAGIC, PIXELS) or struct.unpack_from(">II", labels) != (
-        LABELS_MAGIC,
-        count,
-    ):
+    expected = (IMAGES_MAGIC, PIXELS, (LABELS_MAGIC, count))
+    if (magic, rows * columns, struct.unpack_from(">II", labels)) != expected:
         raise SystemExit("these are not MNIST's images and labels")
     digits, pixels = labels[8:], images[16:]
     draw = random.Random(SEED)

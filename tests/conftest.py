@@ -1,4 +1,4 @@
-"""Every test gets an empty ringctl home, and fails if it leaves a process, a port or a temporary file behind."""
+"""Every test gets a ringctl home of its own, and fails if it leaves a process, port or temporary file."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ import sys
 from collections.abc import Sequence
 
 if not __package__:
-    # Run by path, Python puts this file's own folder on the search path; the package is found from the one
-    # above.
+    # Run by path, Python searches this file's own folder; the package is found from the one above.
     _here = os.path.dirname(os.path.realpath(__file__))
     if sys.path and os.path.realpath(sys.path[0]) == _here:
         del sys.path[0]

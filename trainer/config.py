@@ -33,8 +33,8 @@ class Config:
     data: str = "mini"  # "mini", "download", or a folder
     epochs: int | None = None  # None: as many as `steps` takes, or DEFAULT_EPOCHS
     steps: int | None = None  # stop after this many steps; None: after the last epoch
-    batch_size: int = 32  # of each rank
-    lr: float = 0.1  # at the start
+    batch_size: int = 16  # of each rank
+    lr: float = 0.01  # at the start
     momentum: float = 0.9
     seed: int = 0
     threads: int = 1
@@ -48,6 +48,13 @@ class Config:
 
 DEFAULT_EPOCHS = 3
 DEFAULTS = Config()
+FROM_OUTSIDE = (
+    "threads",
+    "init-method",
+    "rank",
+    "world-size",
+    "gloo-socket-ifname",
+)  # unless given as options
 
 PLACE_HELP = (
     "give --init-method tcp://IP:PORT --rank R --world-size N, or set MASTER_ADDR MASTER_PORT RANK WORLD_SIZE"
@@ -78,49 +85,34 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     def add(group: Any, name: str, kind: Callable[[str], Any], text: str, metavar: str | None = None) -> None:
-        default = getattr(DEFAULTS, name.replace("-", "_"))
-        shown = "" if default is None else f" (default: {default})"
+        default = None if name in FROM_OUTSIDE else getattr(DEFAULTS, name.replace("-", "_"))
+        text += "" if default is None else f" (default: {default})"
         group.add_argument(
-            f"--{name}", type=kind, default=default, metavar=metavar or name.upper(), help=text + shown
+            f"--{name}", type=kind, default=default, metavar=metavar or name.upper(), help=text
         )
 
     what = parser.add_argument_group("what to train")
     add(what, "model", _one_of(MODELS), f"one of {', '.join(MODELS)}")
-    add(
-        what,
-        "data",
-        str,
-        "mini (shipped), download (whole MNIST), or a folder with MNIST's files; ./mini is a folder",
-    )
+    add(what, "data", str, "mini (shipped), download (whole MNIST), or a folder that has MNIST's files")
     how = parser.add_argument_group("how")
     add(how, "sync", _one_of(STRATEGIES), f"how gradients meet: one of {', '.join(STRATEGIES)}")
     add(how, "compress", _one_of(FORMATS), f"how gradients shrink: one of {', '.join(FORMATS)}")
-    add(
-        how,
-        "epochs",
-        _whole(1),
-        f"passes over the data; {DEFAULT_EPOCHS} if --steps is not given either",
-        "N",
-    )
+    add(how, "epochs", _whole(1), f"passes over the data; {DEFAULT_EPOCHS} unless --steps is given", "N")
     add(how, "steps", _whole(1), "stop after this many steps in all, even inside an epoch", "N")
     add(how, "batch-size", _whole(1), "images in a step, on each rank", "N")
-    add(how, "lr", _number(above=0), "learning rate at the start; it falls to 0 over the run", "X")
+    add(how, "lr", _number(above=0), "learning rate of the first step; it falls to 0 over the run", "X")
     add(how, "momentum", _number(least=0, below=1), "of the gradient descent", "X")
-    add(how, "seed", _whole(0, 2**32 - 1), "same seed, same ranks: same result", "N")
-    how.add_argument(
-        "--threads", type=_whole(1, 1024), metavar="N", help="default: $OMP_NUM_THREADS, or the usable cores"
-    )
+    add(how, "seed", _whole(0, 2**32 - 1), "same seed, same ranks, same machines: same result", "N")
+    add(how, "threads", _whole(1, 1024), "default: $OMP_NUM_THREADS, or as many as usable cores", "N")
     add(how, "timeout", _number(above=0, most=86400), "seconds to wait for the other ranks", "S")
     how.add_argument(
-        "--check", action="store_true", help="only look at the options: exit 0 if right, 2 if not"
+        "--check", action="store_true", help="look at the options and exit: 0 if right, 2 if not"
     )
-    hand = parser.add_argument_group("by hand (otherwise from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT)")
-    hand.add_argument("--init-method", type=_tcp, metavar="tcp://IP:PORT", help="where rank 0 listens")
-    hand.add_argument("--rank", type=_whole(0), metavar="R", help="which rank this is, from 0")
-    hand.add_argument("--world-size", type=_whole(1), metavar="N", help="how many ranks there are")
-    hand.add_argument(
-        "--gloo-socket-ifname", type=_interfaces, metavar="IF", help="network interface to the other ranks"
-    )
+    hand = parser.add_argument_group("by hand; otherwise from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT")
+    add(hand, "init-method", _tcp, "where rank 0 listens", "tcp://IP:PORT")
+    add(hand, "rank", _whole(0), "which rank this is, from 0", "R")
+    add(hand, "world-size", _whole(1), "how many ranks there are", "N")
+    add(hand, "gloo-socket-ifname", _interfaces, "network interface to the other ranks", "IF")
     return parser
 
 
@@ -128,6 +120,7 @@ class _Parser(argparse.ArgumentParser):
     """Raises what argparse would print, as a sentence that starts with the option."""
 
     def error(self, message: str) -> NoReturn:
+        message = message.replace("expected one argument", "needs a value")
         raise InputError(re.sub(r"^argument (\S+): ", r"\1 ", message))
 
 
@@ -142,10 +135,9 @@ def _dashed(word: str) -> str:
 def _unknown_option(word: str, parser: argparse.ArgumentParser) -> str:
     if not word.startswith("-"):
         return f"{word!r} is not an option, and the trainer takes nothing else; see --help"
-    known = [option for action in parser._actions for option in action.option_strings]
-    return f"there is no option {word.partition('=')[0]}" + _nearest(
-        word.partition("=")[0], known, "; see --help"
-    )
+    option = word.partition("=")[0]
+    known = [string for action in parser._actions for string in action.option_strings]
+    return f"there is no option {option}" + _nearest(option, known, "; see --help")
 
 
 def _nearest(word: str, known: Collection[str], otherwise: str) -> str:

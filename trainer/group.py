@@ -27,13 +27,13 @@ def world() -> int:
 
 @contextmanager
 def joined(config: Config) -> Iterator[None]:
-    """Be a member of the group inside the block. A peer that goes away ends it with a TrainerError."""
+    """Be a member of the group inside the block; TrainerError if the others do not come, or go away."""
     if config.world_size == 1:
         yield
         return
     if config.gloo_socket_ifname:
         os.environ["GLOO_SOCKET_IFNAME"] = config.gloo_socket_ifname
-    try:
+    with _explained(f"rank {config.rank} could not meet the other {config.world_size - 1}"):
         dist.init_process_group(
             "gloo",
             init_method=config.init_method,
@@ -41,13 +41,10 @@ def joined(config: Config) -> Iterator[None]:
             world_size=config.world_size,
             timeout=timedelta(seconds=config.timeout),
         )
+    with _explained(f"rank {config.rank} lost another rank, whose own output says why"):
         yield
         dist.barrier()  # nobody leaves while another still needs it
         dist.destroy_process_group()
-    except RuntimeError as error:
-        if not _is_about_the_network(error):
-            raise
-        raise TrainerError(f"rank {config.rank} lost the other ranks: {error}") from error
 
 
 def wait_for_all(seconds: float) -> None:
@@ -67,5 +64,13 @@ def add_over_ranks(tensor: Tensor) -> None:
         dist.all_reduce(tensor)
 
 
-def _is_about_the_network(error: RuntimeError) -> bool:
-    return isinstance(error, dist.DistError) or "gloo" in str(error)
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Turn torch's and gloo's complaints about the network into a TrainerError that keeps their words."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+            raise  # a mistake in this code, or in a model
+        reason = str(error).partition(" This is typically caused by")[0].strip()
+        raise TrainerError(f"{what}: {reason}") from error

@@ -151,7 +151,7 @@ def introduction(config: Config, dataset: Dataset, epochs: int, steps: int) -> s
     )
     return (
         f"{config.model} on {ranks}: {len(dataset.train):,} images ({config.data}), "
-        f"{epochs} epochs, {steps:,} steps, batch {config.batch_size} a rank, "
+        f"epochs {epochs}, steps {steps:,}, batch {config.batch_size} a rank, "
         f"sync {config.sync}, compress {config.compress}"
     )
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from launcher.model import Host
+
+if TYPE_CHECKING:
+    from launcher.transport.ssh import Settings
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,10 @@ class Transport(Protocol):
     host: Host
 
     def program(self, source: str) -> list[str]:
-        """The argv that runs one of our host-side files (`hostd.py`, `preflight/probe.py`) there."""
+        """The argv that runs one of our host-side files, such as `hostd.py`, there."""
+
+    def install(self) -> None:
+        """Put our host-side files there; called when a `program` said that they are missing."""
 
     def run(self, argv: Sequence[str], stdin: bytes, timeout: float) -> Completed:
         """Run to the end."""
@@ -42,12 +48,38 @@ class Transport(Protocol):
     def stream(self, argv: Sequence[str], stdin: bytes) -> Channel:
         """Start, and read as it goes."""
 
+    def address(self) -> str:
+        """The numeric address it was reached at; "" if that is not known (this machine, a jump host)."""
+
     def close(self) -> None:
-        """Give the connection back."""
+        """Give the connection back; the next call opens a new one."""
 
 
-def connect(host: Host) -> Transport:
-    """The transport that `host` asks for."""
-    from launcher.transport.local import LocalTransport
+class Pool:
+    """One transport a host, kept for as long as a command of ringctl runs."""
 
-    return LocalTransport(host)
+    def __init__(self, no_input: bool = False) -> None:
+        self._no_input = no_input
+        self._settings: Settings | None = None
+        self._open: dict[tuple[str, str, str, int], Transport] = {}
+
+    def transport(self, host: Host) -> Transport:
+        """The one that `host` asks for; opened when it is first used."""
+        where = (host.name, host.address, host.user, host.port)
+        if where not in self._open:
+            self._open[where] = self._make(host)
+        return self._open[where]
+
+    def close(self) -> None:
+        for transport in self._open.values():
+            transport.close()
+
+    def _make(self, host: Host) -> Transport:
+        if host.local:
+            from launcher.transport.local import LocalTransport
+
+            return LocalTransport(host)
+        from launcher.transport.ssh import Settings, SshTransport
+
+        self._settings = self._settings or Settings(no_input=self._no_input)
+        return SshTransport(host, self._settings)

@@ -8,14 +8,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from launcher import kit
 from launcher.errors import HostError
 from launcher.model import Host
 from launcher.transport import Channel, Completed
-
-PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-
-# Imported rather than run as a script, so that Python keeps its compiled form.
-RUN_MODULE = "import sys; sys.path.insert(0, sys.argv.pop(1)); sys.exit(__import__(sys.argv.pop(1)).main())"
 
 
 class LocalTransport:
@@ -25,8 +21,13 @@ class LocalTransport:
         self.host = host
 
     def program(self, source: str) -> list[str]:
-        folder, name = os.path.split(os.path.join(PACKAGE, source))
-        return [sys.executable, "-I", "-S", "-c", RUN_MODULE, folder, name.removesuffix(".py")]
+        folder = os.path.dirname(os.path.join(kit.PACKAGE, source))
+        return [sys.executable, "-I", "-S", "-c", kit.RUN, folder, kit.module(source)]
+
+    def install(self) -> None:
+        raise HostError(
+            self.host.name, f"ringctl's own files are missing from {kit.PACKAGE}", fix="install it again"
+        )
 
     def run(self, argv: Sequence[str], stdin: bytes, timeout: float) -> Completed:
         process = self._start(argv)
@@ -44,6 +45,9 @@ class LocalTransport:
         process.stdin.write(stdin)
         process.stdin.close()
         return LocalChannel(process)
+
+    def address(self) -> str:
+        return ""
 
     def close(self) -> None:
         pass

@@ -1,7 +1,7 @@
 """The files with which a controller reaches the hosts: key, known_hosts, ssh_config, hosts.yaml.
 
-    FOLDER/hosts.yaml id_ed25519 known_hosts ssh_config     for ringctl, and for `ssh -F FOLDER/ssh_config server1`
-    FOLDER/home/.ssh/{config,known_hosts,id_ed25519}        the same as someone's home: set HOME=FOLDER/home
+    FOLDER/hosts.yaml id_ed25519 known_hosts ssh_config    for ringctl, and `ssh -F FOLDER/ssh_config HOST`
+    FOLDER/home/.ssh/{config,known_hosts,id_ed25519}       the same as someone's home: set HOME=FOLDER/home
 
 The two sets are copies, so a test may spoil one (delete known_hosts, say) and still use the other.
 """
@@ -70,7 +70,9 @@ def new_key() -> KeyPair:
     return KeyPair(private.decode(), public.decode())
 
 
-def write_access(files: AccessFiles, doors: Sequence[Door], identity: KeyPair, user: str, python: str) -> None:
+def write_access(
+    files: AccessFiles, doors: Sequence[Door], identity: KeyPair, user: str, python: str
+) -> None:
     """Write both sets of files."""
     inventory = {
         "master": doors[0].name,

@@ -1,4 +1,4 @@
-"""A cluster of real hosts on this machine: network namespaces with an sshd each, on one switch. Needs root."""
+"""A cluster of real hosts on this machine: namespaces with an sshd each, on one switch. Needs root."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ipaddress
 import os
 import resource
 import signal
-import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Literal
 
 from . import network, processes, registry
 from .access import AccessFiles, Door, new_key, write_access
-from .commands import PATIENCE, ClusterError, require_tools, side_by_side, wait_until
+from .commands import PATIENCE, ClusterError, await_ssh, require_tools, side_by_side
 from .image import PYTHON, Image, hosts_text
 from .machine import Machine
 from .network import Block, Cable, Direction, Port
@@ -64,7 +63,9 @@ class Cluster(AccessFiles):
     def __enter__(self) -> Cluster:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     def start(self) -> Cluster:
@@ -97,7 +98,7 @@ class Cluster(AccessFiles):
         self._uplink = Cable(CONTROLLER, "uplink", record.link, str(net[-2]), "02:72:63:ff:ff:ff")
         self._machines = self._describe(cables, record)
         machines = self._machines.values()
-        self._switch = _start_switch(record)
+        self._switch = network.start_switch(record.mark)
         side_by_side(Machine.begin_build, machines)
         side_by_side(Machine.finish_build, machines)
         ends = [(machine.cable, machine.holder) for machine in machines]
@@ -106,7 +107,7 @@ class Cluster(AccessFiles):
         side_by_side(lambda machine: self._configure(machine, net.prefixlen), machines)
         side_by_side(Machine.begin_boot, machines)
         side_by_side(Machine.finish_boot, machines)
-        side_by_side(_await_ssh, addresses)
+        side_by_side(await_ssh, addresses)
 
     def _describe(self, cables: Sequence[Cable], record: registry.Record) -> dict[str, Machine]:
         """Write the controller's files and say what each host will be."""
@@ -144,13 +145,15 @@ class Cluster(AccessFiles):
         return self._cable(host).ifname
 
     def path(self, host: str, path: str) -> Path:
-        """A file of a running host, to read or write from here (absolute symbolic links would leave the host)."""
+        """A file of a running host, to read or write from here. Absolute symbolic links leave the host."""
         return self._machine(host).path(path)
 
     def processes(self, host: str) -> list[processes.Process]:
         """What runs on a host besides its first process and sshd; nothing when it is off."""
         return [
-            process for process in self._machine(host).processes() if process.host_pid != 1 and process.name != "sshd"
+            process
+            for process in self._machine(host).processes()
+            if process.host_pid != 1 and process.name != "sshd"
         ]
 
     def listening_ports(self, host: str) -> set[int]:
@@ -160,7 +163,7 @@ class Cluster(AccessFiles):
     def run(
         self, host: str, *argv: str, user: str | None = None, input: str = "", check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Run something on a host without SSH, as its user or as "root"; a failure raises unless `check` is off."""
+        """Run something on a host without SSH, as its user or as "root"; raises on failure if `check`."""
         command = self._machine(host).command(argv, user or self.user)
         done = subprocess.run(command, input=input, capture_output=True, text=True, timeout=PATIENCE)
         if check and done.returncode:
@@ -198,7 +201,7 @@ class Cluster(AccessFiles):
         direction: Direction = "in",
         new_only: bool = False,
     ) -> None:
-        """Drop what a host gets on a port or a range of its ports ("in"), what it sends from there ("out"), or both.
+        """Drop what a host gets on a port or range of its own ("in"), what it sends from it ("out"), or both.
 
         `from_` limits it to one peer. `new_only` is a usual firewall: connections that exist go on,
         also those the host made itself from such a port.
@@ -217,7 +220,7 @@ class Cluster(AccessFiles):
         self.drop_from(other, one)
 
     def reset_port(self, host: str, port: Port, *, from_: str | None = None) -> None:
-        """Answer whatever arrives on a port with a TCP reset: open connections break, new ones are refused."""
+        """Answer what arrives on a port with a TCP reset: open connections break, new ones are refused."""
         peer = self.address(from_) if from_ else ""
         self._block(host, Block("in", peer=peer, port=port, reset=True))
 
@@ -306,27 +309,3 @@ class Cluster(AccessFiles):
 
     def _block(self, host: str, *blocks: Block) -> None:
         network.block(self._machine(host).holder, *blocks)
-
-
-def _start_switch(record: registry.Record) -> subprocess.Popen[bytes]:
-    switch = subprocess.Popen(
-        ["unshare", "--net", "sleep", "infinity"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        env={processes.MARK: record.mark, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
-        start_new_session=True,
-    )
-    ours = os.readlink("/proc/self/ns/net")
-    wait_until(lambda: os.readlink(f"/proc/{switch.pid}/ns/net") != ours, "the switch's namespace")
-    return switch
-
-
-def _await_ssh(address: str) -> None:
-    def answers() -> bool:
-        try:
-            with socket.create_connection((address, 22), timeout=1) as connection:
-                return connection.recv(4) == b"SSH-"
-        except OSError:
-            return False
-
-    wait_until(answers, f"sshd at {address}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -43,7 +44,9 @@ def inside(pid: int, *namespaces: str) -> list[str]:
 def call(argv: Sequence[str], input: str = "") -> str:
     """Run to the end and return what was printed; a failure is a ClusterError with its last words."""
     environment = {**os.environ, "PATH": SYSTEM_PATH}
-    done = subprocess.run(argv, input=input, capture_output=True, text=True, timeout=PATIENCE, env=environment)
+    done = subprocess.run(
+        argv, input=input, capture_output=True, text=True, timeout=PATIENCE, env=environment
+    )
     if done.returncode:
         raise ClusterError(f"{' '.join(argv)}: exit {done.returncode}: {done.stderr.strip()}")
     return done.stdout
@@ -60,6 +63,19 @@ def read_line(stream: IO[str], what: str) -> str:
     if not select.select([stream], [], [], PATIENCE)[0]:
         raise ClusterError(f"{what}: no answer within {PATIENCE:.0f} s")
     return stream.readline()
+
+
+def await_ssh(address: str, port: int = 22) -> None:
+    """Wait until an sshd answers there."""
+
+    def answers() -> bool:
+        try:
+            with socket.create_connection((address, port), timeout=1) as connection:
+                return connection.recv(4) == b"SSH-"
+        except OSError:
+            return False
+
+    wait_until(answers, f"sshd at {address}:{port}")
 
 
 def wait_until(condition: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:

@@ -1,8 +1,8 @@
 """What runs inside a test host. A script of the standard library alone; a copy of it is on every host.
 
-    guest.py build            in new namespaces: makes the host's root from the JSON on stdin, enters it, sleeps
-    guest.py boot ID SHM      the host's first process: mounts what a reboot empties, starts sshd, reaps orphans
-    guest.py reap ARGV...     without namespaces: starts ARGV and stays the ancestor of all that comes of it
+guest.py build            in new namespaces: makes the host's root from the JSON on stdin, enters it, sleeps
+guest.py boot ID SHM      the host's first process: mounts what a reboot empties, starts sshd, reaps orphans
+guest.py reap ARGV...     without namespaces: starts ARGV and stays the ancestor of all that comes of it
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC = 1, 2, 4, 32, 4096,
 MNT_DETACH = 2
 PR_SET_CHILD_SUBREAPER = 36
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-DEVICE_LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2", "ptmx": "pts/ptmx"}
+DEVICE_LINKS = {
+    "fd": "/proc/self/fd",
+    "stdin": "fd/0",
+    "stdout": "fd/1",
+    "stderr": "fd/2",
+    "ptmx": "pts/ptmx",
+}
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -113,13 +119,19 @@ def boot(boot_id: str, shm_size: str) -> None:
 
 
 def reap_forever() -> None:
-    """Collect every child that ends, our own or adopted. Starts none: they would inherit the blocked signal."""
+    """Collect every child that ends, our own or adopted. A child started later would inherit the mask."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     while True:
-        try:
-            os.wait()
-        except ChildProcessError:
-            signal.sigwait({signal.SIGCHLD})
+        reap()
+        signal.sigwait({signal.SIGCHLD})
+
+
+def reap() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass  # no child at all
 
 
 def report_ready() -> None:

@@ -22,7 +22,9 @@ USER_ID = 23001
 HOME_INODES = 200_000
 
 _OURS = ("launcher", "trainer")
-_NOT_INSTALLED = 'raise ModuleNotFoundError(f"{__name__} is not installed on test hosts, it must be pushed")\n'
+_NOT_INSTALLED = (
+    'raise ModuleNotFoundError(f"{__name__} is not installed on test hosts, it must be pushed")\n'
+)
 _FOLDERS = {
     "/dev/pts": 0o755,
     "/dev/shm": 0o755,
@@ -106,7 +108,9 @@ def _system_links() -> list[tuple[str, str]]:
 
 
 def _top_level() -> list[str]:
-    return [path for path in ("/bin", "/sbin", "/lib", "/lib32", "/libx32", "/lib64") if os.path.lexists(path)]
+    return [
+        path for path in ("/bin", "/sbin", "/lib", "/lib32", "/libx32", "/lib64") if os.path.lexists(path)
+    ]
 
 
 def _python_folders() -> list[tuple[str, str]]:

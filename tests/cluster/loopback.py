@@ -17,9 +17,9 @@ from types import TracebackType
 
 from . import processes, registry
 from .access import AccessFiles, Door, new_key, write_access
-from .commands import ClusterError, find_tool, read_line, require_tools, side_by_side, wait_until
+from .commands import ClusterError, await_ssh, find_tool, read_line, require_tools, side_by_side, wait_until
 
-# Root's sshd wants /run/sshd and a password that is not locked; a mount namespace gives it both and leaves no trace.
+# Root's sshd wants /run/sshd and a password that is not locked; in a mount namespace both leave no trace.
 _AS_ROOT = """\
 mount -t tmpfs tmpfs /run && mkdir -m 0755 /run/sshd &&
 sed 's/^\\([^:]*\\):[^:]*/\\1:*/' /etc/shadow >/run/shadow && mount --bind /run/shadow /etc/shadow &&
@@ -60,7 +60,9 @@ class LoopbackCluster(AccessFiles):
     def __enter__(self) -> LoopbackCluster:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     def start(self) -> LoopbackCluster:
@@ -111,19 +113,21 @@ class LoopbackCluster(AccessFiles):
         sshd = [find_tool("sshd") or "sshd", "-D", "-f", f"{self._folder(host)}/sshd_config"]
         guest = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guest.py")), "reap"]
         as_root = ["unshare", "--mount", "sh", "-c", _AS_ROOT, "sh"] if os.getuid() == 0 else []
-        first = subprocess.Popen(
-            [*as_root, *guest, *sshd, "-E", f"{self._folder(host)}/sshd.log"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, processes.MARK: self._record.mark},
-            start_new_session=True,
-        )
+        with (self._folder(host) / "guest.log").open("a") as log:
+            first = subprocess.Popen(
+                [*as_root, *guest, *sshd, "-E", f"{self._folder(host)}/sshd.log"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**os.environ, processes.MARK: self._record.mark},
+                start_new_session=True,
+            )
         self._firsts[host].append(first)
         assert first.stdout
         with first.stdout as stdout:
             read_line(stdout, host)
-        wait_until(lambda: self._answers(host), f"{host}: sshd, see {self._folder(host)}/sshd.log")
+        await_ssh(self.address(host), self.port(host))
 
     def stop_sshd(self, host: str) -> None:
         """New connections are refused; those that exist go on."""
@@ -162,14 +166,6 @@ class LoopbackCluster(AccessFiles):
             (folder / "authorized_keys").write_text(identity.public + "\n")
             config = _SSHD_CONFIG.format(address=door.address, port=door.port, folder=folder, path=path)
             (folder / "sshd_config").write_text(config)
-
-    def _answers(self, host: str) -> bool:
-        door = self._doors[host]
-        try:
-            with socket.create_connection((door.address, door.port), timeout=1) as connection:
-                return connection.recv(4) == b"SSH-"
-        except OSError:
-            return False
 
     def _collect(self, host: str) -> None:
         for first in self._firsts[host]:

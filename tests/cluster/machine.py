@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import processes
-from .commands import ClusterError, call, inside, read_line, wait_until
+from .commands import SYSTEM_PATH, ClusterError, call, inside, read_line, wait_until
 from .guest import SSHD
 from .image import GUEST, HOME_INODES, PYTHON, Image, root_spec
 from .network import Cable
+from .processes import Process
 
 _HELD = ("mount", "uts", "ipc", "net")
 
@@ -32,7 +33,7 @@ class Machine:
         self.image = image
         self.cable = cable
         self.home = f"/home/{image.user}"
-        self._environment = {processes.MARK: mark, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+        self._environment = {processes.MARK: mark, "PATH": SYSTEM_PATH}
         self._folder = folder
         self._shm_size = shm_size
         self._holder: subprocess.Popen[str] | None = None
@@ -114,7 +115,7 @@ class Machine:
             *argv,
         ]
 
-    def processes(self) -> list[processes.Process]:
+    def processes(self) -> list[Process]:
         return processes.sharing_pid_namespace(self.init) if self._init else []
 
     def path(self, inside: str) -> Path:
@@ -123,7 +124,7 @@ class Machine:
 
     # --- sshd and disk ---------------------------------------------------------------------------
 
-    def sshd(self) -> processes.Process | None:
+    def sshd(self) -> Process | None:
         """The sshd that listens, if it runs."""
         try:
             host_pid = int(self.path("/run/sshd.pid").read_text())

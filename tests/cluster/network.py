@@ -6,12 +6,15 @@ so that all cables vanish with the process that holds its namespace.
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from .commands import ClusterError, call, inside
+from .commands import SYSTEM_PATH, ClusterError, call, inside, wait_until
+from .processes import MARK
 
 Direction = Literal["in", "out", "both"]
 Port = int | tuple[int, int]
@@ -47,6 +50,21 @@ def cables(names: Sequence[str], addresses: Sequence[str]) -> list[Cable]:
         )
         for index, (name, address) in enumerate(zip(names, addresses, strict=True))
     ]
+
+
+def start_switch(mark: str) -> subprocess.Popen[bytes]:
+    """The process that holds the switch's namespace."""
+    switch = subprocess.Popen(
+        ["unshare", "--net", "sleep", "infinity"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,  # else whoever reads ours to its end would wait for the cluster's
+        env={MARK: mark, "PATH": SYSTEM_PATH},
+        start_new_session=True,
+    )
+    ours = os.readlink("/proc/self/ns/net")
+    wait_until(lambda: os.readlink(f"/proc/{switch.pid}/ns/net") != ours, "the switch's namespace")
+    return switch
 
 
 def connect(switch: int, ends: Sequence[tuple[Cable, int]]) -> None:
@@ -143,7 +161,7 @@ def block(pid: int, *blocks: Block) -> None:
 
 def rule(block: Block) -> str:
     """One block in nftables' words, chain first."""
-    words = [block.direction]
+    words: list[str] = [block.direction]
     if block.peer:
         words.append(f"ip {'saddr' if block.direction == 'in' else 'daddr'} {block.peer}")
     if block.port is not None:

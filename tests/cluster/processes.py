@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +37,9 @@ def everything() -> Iterator[Process]:
 
 def _read(folder: Path) -> Process | None:
     try:
-        status = dict(line.split(":\t", 1) for line in (folder / "status").read_text().splitlines() if ":\t" in line)
+        status = dict(
+            line.split(":\t", 1) for line in (folder / "status").read_text().splitlines() if ":\t" in line
+        )
         argv = (folder / "cmdline").read_text(errors="replace").split("\0")[:-1]
     except (FileNotFoundError, ProcessLookupError):
         return None  # it ended while we looked
@@ -89,7 +92,8 @@ def only_child(pid: int) -> int:
 def marked(mark: str) -> list[int]:
     """Processes started with this mark in their environment."""
     wanted = f"{MARK}={mark}".encode()
-    return [process.pid for process in everything() if wanted in _environment(process.pid)]
+    pids = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+    return [pid for pid in pids if wanted in _environment(pid)]  # a zombie has no environment
 
 
 def _environment(pid: int) -> list[bytes]:
@@ -105,10 +109,8 @@ def kill_all(find: Callable[[], list[int]], what: str) -> None:
     def none_left() -> bool:
         pids = find()
         for pid in pids:
-            try:
+            with suppress(ProcessLookupError):  # it ended by itself
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass  # it ended by itself
         return not pids
 
     wait_until(none_left, f"ending {what}")

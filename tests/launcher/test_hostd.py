@@ -82,7 +82,7 @@ def test_a_character_cut_in_two_by_a_flush_stays_whole(tmp_path: Path) -> None:
             select.select([], [], [], 0.02)
         """,
     )
-    assert lines(launch(["python", program], world=1), 0) == ["\u4e16\u754c"]
+    assert lines(launch(["python", "-S", program], world=1), 0) == ["\u4e16\u754c"]
 
 
 def test_stdout_and_stderr_of_each_rank_are_told_apart() -> None:
@@ -181,7 +181,7 @@ def session_of_run(run: str) -> list[int]:
 def test_when_the_supervisor_is_killed_no_rank_and_no_grandchild_survives(
     hide: list[str], prefork: str, tmp_path: Path
 ) -> None:
-    run = detach(["python", script(tmp_path, DOUBLE_FORK), *hide], options=[prefork])
+    run = detach(["python", "-S", script(tmp_path, DOUBLE_FORK), *hide], options=[prefork])
     wait_for(lambda: lines(events(run), 0) and lines(events(run), 1), "the ranks")
     pids = wait_for(lambda: len(p := session_of_run(run)) >= 5 and p, "the grandchildren")
     os.kill(state(run)["hostd"]["pid"], signal.SIGKILL)
@@ -231,9 +231,11 @@ NOSY = """
     import __main__, json, os, random, sys
     import numpy
     about = {
-        "name": __name__, "main": __main__.__file__, "argv": sys.argv, "cwd": os.getcwd(), "path0": sys.path[0],
+        "name": __name__, "main": __main__.__file__, "argv": sys.argv,
+        "cwd": os.getcwd(), "path0": sys.path[0],
         "stdin": os.fstat(0).st_rdev, "fds": sorted(map(int, os.listdir("/proc/self/fd")))[:3],
-        "session": os.getsid(0) == os.getpid(), "optimize": sys.flags.optimize, "globals": "prefork" in globals(),
+        "session": os.getsid(0) == os.getpid(), "optimize": sys.flags.optimize,
+        "globals": "prefork" in globals(),
         "random": random.random() , "numpy": float(numpy.random.random()), "orig": sys.orig_argv[1:],
     }
     print(json.dumps(about))
@@ -264,7 +266,8 @@ def test_a_preforked_module_runs_as_python_m_runs_it(tmp_path: Path, monkeypatch
     (tmp_path / "package" / "__main__.py").write_text("import sys; print(__name__, __package__, sys.argv)")
     monkeypatch.chdir(tmp_path)
     told = [
-        lines(launch(["python", "-m", "package", "x"], options=[o]), 1) for o in ("--prefork", "--no-prefork")
+        lines(launch(["python", "-S", "-m", "package", "x"], options=[o]), 1)
+        for o in ("--prefork", "--no-prefork")
     ]
     assert told[0] == told[1]
     assert "__main__ package" in told[0][0]
@@ -288,9 +291,9 @@ def test_exit_codes_and_tracebacks_are_those_of_a_script_by_itself(
     body: str, code: int, tmp_path: Path
 ) -> None:
     program = script(tmp_path, body)
-    alone = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+    alone = subprocess.run([sys.executable, "-S", program], capture_output=True, text=True, check=False)
     assert alone.returncode == code
-    seen = launch(["python", program], options=["--prefork"], code=None)
+    seen = launch(["python", "-S", program], options=["--prefork"], code=None)
     for rank in (0, 1):
         final = exits(seen)[rank]
         if final["reason"]:
@@ -311,7 +314,7 @@ def test_a_preforked_script_can_spawn_processes_of_its_own(tmp_path: Path) -> No
                 print(pool.map(square, [1, 2, 3]))
         """,
     )
-    assert lines(launch(["python", program]), 1) == ["[1, 4, 9]"]
+    assert lines(launch(["python", "-S", program]), 1) == ["[1, 4, 9]"]
 
 
 def test_torch_is_imported_before_the_fork(tmp_path: Path) -> None:
@@ -329,19 +332,19 @@ def test_variables_arrive_byte_exact_and_stale_ones_do_not(monkeypatch: pytest.M
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     monkeypatch.setenv("GROUP_RANK", "1")
     for option in ("--prefork", "--no-prefork"):
-        show = "import os, base64; print(base64.b64encode(os.environb[b'ODD']).decode()); print(sorted(os.environ))"
-        seen = launch(["python", "-c", show], options=[option, "--env", f"ODD={ODD}"])
-        odd, names = lines(seen, 1)
+        show = "import base64, os; print(base64.b64encode(os.environb[b'ODD']).decode(), sorted(os.environ))"
+        seen = launch(["python", "-S", "-c", show], options=[option, "--env", f"ODD={ODD}"])
+        odd, _, names = lines(seen, 1)[0].partition(" ")
         assert base64.b64decode(odd).decode() == ODD
         assert "TORCHELASTIC_USE_AGENT_STORE" not in names
         assert "GROUP_RANK" not in names
 
 
 def test_each_rank_finds_torchruns_variables(tmp_path: Path) -> None:
-    names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR GLOO_SOCKET_IFNAME RINGCTL_HOST RINGCTL_ATTEMPT"
-    body = f"import os; print(*[os.environ[n] for n in '{names}'.split()])"
+    names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR GLOO_SOCKET_IFNAME RINGCTL_HOST"
+    body = f"import os; print(*[os.environ[n] for n in '{names} RINGCTL_ATTEMPT'.split()])"
     for option in ("--prefork", "--no-prefork"):
-        seen = launch(["python", script(tmp_path, body)], options=[option])
+        seen = launch(["python", "-S", script(tmp_path, body)], options=[option])
         for rank in (0, 1):
             assert lines(seen, rank) == [f"{rank} {rank} 2 2 127.0.0.1 lo localhost 1"]
 
@@ -358,7 +361,7 @@ def test_metrics_a_rank_writes_become_events_and_status(tmp_path: Path) -> None:
             f.write('{"step": 3, "loss": NaN}\\n')
         """,
     )
-    run = detach(["python", program])
+    run = detach(["python", "-S", program])
     wait_until_final(run)
     metrics = [e for e in events(run) if e["kind"] == "metric" and e["rank"] == 1]
     assert [(e["step"], e["loss"]) for e in metrics] == [(1, 0.5), (2, 0.5), (3, "nan")]

@@ -1,0 +1,19 @@
+"""Every benchmark, in the order in which they are run. A new one is one file and one entry here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from benchmarks.first_collective import first_collective
+from benchmarks.log_throughput import log_throughput
+from benchmarks.measurement import Measurement
+from benchmarks.startup import startup
+from benchmarks.workbench import Workbench
+
+Benchmark = Callable[[Workbench], Iterator[Measurement]]
+
+BENCHMARKS: dict[str, Benchmark] = {
+    "startup": startup,
+    "first_collective": first_collective,
+    "log_throughput": log_throughput,
+}

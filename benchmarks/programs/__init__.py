@@ -1,0 +1,1 @@
+"""What the contestants run. Each file is started by its path."""

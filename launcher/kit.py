@@ -1,0 +1,65 @@
+"""ringctl's own files that run on hosts, and how they get there: by content, once, whole."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+
+PACKAGE = os.path.dirname(os.path.abspath(__file__))
+FILES = ("hostd.py", "preflight/probe.py", "hoststore.py")
+
+MISSING = b"--ringctl-missing--\n"
+
+# Runs a file of the kit. Imported rather than run as a script, so that Python keeps its compiled form.
+RUN = """
+import os, sys
+sys.path.insert(0, os.path.expanduser(sys.argv.pop(1)))
+try:
+    module = __import__(sys.argv.pop(1))
+except ImportError:
+    print("--ringctl-missing--", flush=True)
+else:
+    sys.exit(module.main())
+"""
+
+# Writes the kit from stdin: beside its place first, then renamed, so that it is there whole or not at all.
+INSTALL = """
+import json, os, shutil, sys, tempfile
+folder, files = os.path.expanduser(sys.argv[1]), json.loads(sys.stdin.buffer.read())
+os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
+beside = tempfile.mkdtemp(dir=os.path.dirname(folder))
+for name, text in files.items():
+    with open(os.path.join(beside, name), "w", encoding="utf-8") as f:
+        f.write(text)
+try:
+    os.rename(beside, folder)
+except OSError:
+    shutil.rmtree(beside)
+    if not os.path.isdir(folder):
+        raise
+print("--ringctl-installed--")
+"""
+INSTALLED = b"--ringctl-installed--\n"
+
+
+def module(source: str) -> str:
+    """The name that a file of the kit is imported by."""
+    return os.path.basename(source).removesuffix(".py")
+
+
+@functools.cache
+def contents() -> bytes:
+    """What INSTALL reads."""
+    files = {}
+    for source in FILES:
+        with open(os.path.join(PACKAGE, source), encoding="utf-8") as f:
+            files[module(source) + ".py"] = f.read()
+    return json.dumps(files, sort_keys=True).encode()
+
+
+@functools.cache
+def folder() -> str:
+    """Where this version of the kit is on a host."""
+    return f"~/.ringctl/kit/{hashlib.sha256(contents()).hexdigest()[:16]}"
