@@ -108,9 +108,11 @@ class Workbench:
                 break
             for name, once in contestants.items():
                 values[name].append(once())
-            figures = ", ".join(f"{name} {quantity(seen[-1], unit)}" for name, seen in values.items())
-            self.say(f"{what}, round {number}: {figures}")
-            longest = max(longest, time.monotonic() - start)
+            took = time.monotonic() - start
+            longest = max(longest, took)
+            if took > 1:
+                figures = ", ".join(f"{name} {quantity(seen[-1], unit)}" for name, seen in values.items())
+                self.say(f"{what}, round {number}: {figures}")
         return {name: Series(name, unit, tuple(seen)) for name, seen in values.items()}
 
 

@@ -9,9 +9,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from launcher import hostlist
 from launcher import inventory as inventories
 from launcher.errors import InputError
 from launcher.model import EnvSpec, Host, Inventory
@@ -22,19 +23,68 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MOST_LOCAL_RANKS = 1024
 
 
-def inventory(hosts_file: str | None, local: bool, world: int | None) -> Inventory:
-    """The inventory to use: this machine when asked for, or when there is no file."""
-    if local and hosts_file:
-        raise InputError("--local and --hosts exclude each other; leave one out")
-    path = None if local else inventories.find(hosts_file, os.environ, Path())
-    if path is not None:
-        found = inventories.load(path)
-        return replace(found, hosts=tuple(with_local_env(host) for host in found.hosts))
+@dataclass(frozen=True)
+class Where:
+    """Which hosts the user means: the options of `host_options`."""
+
+    hosts_file: str | None = None
+    host_list: str | None = None
+    hostfile: str | None = None
+    include: str | None = None
+    exclude: str | None = None
+
+    def inventory(self) -> Inventory | None:
+        """The hosts given or found, or None where there are none but this machine."""
+        given = [option for option in (self.hosts_file, self.host_list, self.hostfile) if option is not None]
+        if len(given) > 1:
+            raise InputError("--hosts, -H and --hostfile exclude each other; leave one")
+        found = self._read()
+        if found is None:
+            if self.include or self.exclude:
+                raise InputError(
+                    "--include and --exclude choose among the hosts of an inventory; there is none"
+                )
+            return None
+        chosen = chosen_hosts(found, self.include, self.exclude)
+        return replace(chosen, hosts=tuple(with_local_env(host) for host in chosen.hosts))
+
+    def _read(self) -> Inventory | None:
+        if self.host_list is not None:
+            return hostlist.parse_host_list(self.host_list)
+        if self.hostfile is not None:
+            return hostlist.parse_hostfile(inventories.read(Path(self.hostfile)), self.hostfile)
+        path = inventories.find(self.hosts_file, os.environ, Path())
+        return inventories.load(path) if path is not None else None
+
+
+def chosen_hosts(inventory: Inventory, include: str | None, exclude: str | None) -> Inventory:
+    """Some of the hosts; the master stays the master if it is among them."""
+    names = {host.name for host in inventory.hosts}
+    wanted = set(include.split(",")) if include is not None else names
+    unwanted = set(exclude.split(",")) if exclude is not None else set()
+    for name in sorted((wanted | unwanted) - names):
+        raise InputError(
+            f"{name!r} is not a host of {inventory.source or 'the list'}, which has {', '.join(sorted(names))}"
+        )
+    hosts = tuple(host for host in inventory.hosts if host.name in wanted - unwanted)
+    if not hosts:
+        raise InputError("--include and --exclude leave no host")
+    kept = inventory.master if inventory.master in {host.name for host in hosts} else hosts[0].name
+    return replace(inventory, hosts=hosts, master=kept)
+
+
+def inventory(where: Where, local: bool, world: int | None) -> Inventory:
+    """The inventory to launch on: this machine when asked for, or when there is no other."""
+    if local and where != Where():
+        raise InputError("--local means this machine alone; leave out what names other hosts")
+    found = None if local else where.inventory()
+    if found is not None:
+        return found
     if world is not None and world > MOST_LOCAL_RANKS:
         raise InputError(f"--world {world}: one machine takes at most {MOST_LOCAL_RANKS} ranks")
     slots = world if world and world > 0 else len(os.sched_getaffinity(0))
-    found = inventories.this_machine(slots)
-    return replace(found, hosts=tuple(with_local_env(host) for host in found.hosts))
+    here = inventories.this_machine(slots)
+    return replace(here, hosts=tuple(with_local_env(host) for host in here.hosts))
 
 
 def with_local_env(host: Host) -> Host:

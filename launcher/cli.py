@@ -8,22 +8,17 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from launcher import __version__
+from launcher.cli_shared import agents_of, all_runs, host_options, json_option, named_run, pool, run_argument
 from launcher.errors import HostError, InputError, RingctlError
 
 if TYPE_CHECKING:
-    from launcher.agent import Agent
     from launcher.model import Plan
-    from launcher.runs import Found
-    from launcher.transport import Pool
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def main() -> None:
@@ -48,7 +43,8 @@ def main() -> None:
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="ringctl")
-def cli() -> None:
+@click.option("--no-input", is_flag=True, help="Never ask for a passphrase or a yes; fail instead.")
+def cli(no_input: bool) -> None:
     """Train on a few servers you can only SSH into, or on this machine alone.
 
     \b
@@ -59,53 +55,12 @@ def cli() -> None:
     """
 
 
-# --- Shared options ------------------------------------------------------------------------------
-
-
-def complete_run(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """For the shell: runs that begin like this."""
-    return [found.run for found in all_runs() if found.run.startswith(incomplete)]
-
-
-run_argument = click.argument("run", required=False, shell_complete=complete_run)
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
-
-def all_runs() -> list[Found]:
-    from launcher import runs
-
-    return runs.find_runs(pool())
-
-
-def named_run(reference: str | None) -> Found:
-    from launcher import runs
-
-    return runs.find_run(reference, all_runs())
-
-
-def agents_of(found: Found) -> dict[str, Agent]:
-    from launcher.agent import agents_for
-
-    return agents_for(found.hosts, pool())
-
-
-def pool() -> Pool:
-    """This command's connections, closed when it ends."""
-    from launcher.transport import Pool
-
-    context = click.get_current_context().find_root()
-    if context.obj is None:
-        context.obj = Pool()
-        context.call_on_close(context.obj.close)
-    return cast(Pool, context.obj)
-
-
 # --- launch --------------------------------------------------------------------------------------
 
 
 @cli.command(context_settings={"allow_interspersed_args": False})
 @click.option("--world", type=int, metavar="N", help="How many ranks; every slot by default.")
-@click.option("--hosts", "hosts_file", metavar="FILE", help="The inventory; ./hosts.yaml by default.")
+@host_options
 @click.option("--local", is_flag=True, help="On this machine alone, without SSH.")
 @click.option("--name", default="", help="A name to find the run by.")
 @click.option("--detach", "-d", is_flag=True, help="Return once it has started.")
@@ -119,7 +74,6 @@ def pool() -> Pool:
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def launch(
     world: int | None,
-    hosts_file: str | None,
     local: bool,
     name: str,
     detach: bool,
@@ -131,6 +85,7 @@ def launch(
     verbose: bool,
     as_json: bool,
     command: tuple[str, ...],
+    **where: str | None,
 ) -> int:
     """Start a run on every host and follow it.
 
@@ -139,11 +94,14 @@ def launch(
 
     Ctrl-C stops the run; a second Ctrl-C kills it. If ringctl itself goes away the run goes on.
     """
-    from launcher import ask, fold, render, run
-    from launcher.plan import LaunchOptions
+    from launcher import ask, fold, push, render, run
+    from launcher.plan import LaunchOptions, place
 
-    inventory = ask.inventory(hosts_file, local, world)
+    inventory = ask.inventory(ask.Where(**where), local, world)
+    place(inventory, world)
     ask.check_command(command)
+    away = not all(host.local for host in inventory.hosts)
+    snapshot = push.of_command(command, ask.TRAINER) if away else None
     options = LaunchOptions(
         run=run.new_run_id(),
         name=ask.run_name(name),
@@ -153,18 +111,19 @@ def launch(
         master_port=master_port,
         prefork=prefork,
         workdir=str(Path.cwd()),
+        code=snapshot.digest if snapshot else "",
+        code_files=frozenset(entry.path for entry in snapshot.entries) if snapshot else frozenset(),
         variables=ask.variables(variables),
     )
-    plan, agents = run.prepare(inventory, options, pool())
     if dry_run:
+        plan, _ = run.prepare(inventory, options, pool())
         show_plan(plan, as_json, commands, verbose)
         return 0
     interrupts = run.Interrupts()
     screen = render.screen_for(as_json)
-    screen.plan(plan)
     before = signal.signal(signal.SIGINT, interrupts)
     try:
-        run.start(plan, agents)
+        plan, agents = run.launch(inventory, options, pool(), snapshot, screen)
         if detach and not interrupts.count:
             show_detached(plan, as_json)
             return 0
@@ -208,6 +167,7 @@ def show_detached(plan: Plan, as_json: bool) -> None:
 
 @cli.command()
 @run_argument
+@host_options
 @click.option("--follow", "-f", is_flag=True, help="Go on until the run is over.")
 @click.option("--rank", "ranks", metavar="0,2-3", help="Only these ranks.")
 @click.option("--host", "hosts", multiple=True, help="Only this host; may be repeated.")
@@ -230,6 +190,7 @@ def logs(
     prefix: bool,
     previous: bool,
     as_json: bool,
+    **where: str | None,
 ) -> int:
     """The merged log of all ranks, of the latest run or of RUN.
 
@@ -244,7 +205,7 @@ def logs(
         since=logs.parse_since(since, time.time()) if since is not None else None,
         grep=logs.parse_grep(grep) if grep is not None else None,
     )
-    found = named_run(run)
+    found = named_run(run, where)
     unknown = [host for host in hosts if host not in {h.name for h in found.hosts}]
     if unknown:
         known = ", ".join(host.name for host in found.hosts)
@@ -258,13 +219,21 @@ def logs(
 
 
 @cli.command()
-@click.option("--all", "-a", "everything", is_flag=True, help="Also finished runs beyond the last twenty.")
+@click.option(
+    "--all", "-a", "everything", is_flag=True, help="All runs, also those that others find on the hosts."
+)
+@host_options
 @json_option
-def ps(everything: bool, as_json: bool) -> None:
-    """What runs, and what ran lately."""
-    from launcher import text
+def ps(everything: bool, as_json: bool, **where: str | None) -> None:
+    """What runs, and what ran lately.
 
-    runs = all_runs()
+    Shows the last twenty runs that were started from here; with --all, or when hosts are named, every run
+    that is on the hosts.
+    """
+    from launcher import ask, text
+
+    everything = everything or any(where.values())
+    runs = all_runs(ask.Where(**where).inventory() if everything else None)
     if not everything:
         recent = {found.run for found in runs[-20:]}
         runs = [f for f in runs if f.run in recent or (f.state and f.state.state in ("starting", "running"))]
@@ -280,12 +249,13 @@ def ps(everything: bool, as_json: bool) -> None:
 
 @cli.command()
 @run_argument
+@host_options
 @json_option
-def status(run: str | None, as_json: bool) -> None:
+def status(run: str | None, as_json: bool, **where: str | None) -> None:
     """How the latest run, or RUN, is: each rank's state, step, loss and last sign of life."""
     from launcher import render, text
 
-    found, now = named_run(run), time.time()
+    found, now = named_run(run, where), time.time()
     if as_json:
         click.echo(text.json_line(text.status_json(found, now)))
         return
@@ -299,13 +269,14 @@ def status(run: str | None, as_json: bool) -> None:
 
 @cli.command()
 @run_argument
+@host_options
 @click.option("--grace", type=click.FloatRange(0, 3600), default=5.0, help="Seconds between TERM and KILL.")
 @json_option
-def stop(run: str | None, grace: float, as_json: bool) -> int:
+def stop(run: str | None, grace: float, as_json: bool, **where: str | None) -> int:
     """End the latest run, or RUN, on all its hosts. May be repeated."""
     from launcher import runs, text
 
-    found = named_run(run)
+    found = named_run(run, where)
     results = runs.stop(agents_of(found), found.run, grace)
     errors = [result for result in results.values() if isinstance(result, RingctlError)]
     answers = {host: answer for host, answer in results.items() if isinstance(answer, dict)}

@@ -5,16 +5,21 @@ from __future__ import annotations
 import heapq
 import json
 import queue
+import random
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.agent import SENTINEL, Agent
-from launcher.errors import RingctlError
+from launcher.errors import HostError, RingctlError
 from launcher.model import Event
 
 PATIENCE_S = 0.1  # how long to wait for news before giving the screen a turn
+SILENCE_S = 6.0  # a host that says nothing for so long is away
+FIRST_RETRY_S, LAST_RETRY_S = 0.3, 5.0
+CLOCKS_AGREE_S = 0.2  # what a message takes is no difference of clocks
 NOTES = (b'{"kind":"cursor"', b'{"kind":"tick"', b'{"kind":"end"', b'{"kind":"error"')
 
 
@@ -27,14 +32,16 @@ class Piece:
     watermark: float = 0.0  # nothing earlier than this will come from the host
     caught_up: bool = False
     over: bool = False
-    error: str = ""
+    error: str = ""  # hostd refuses: there is no sense in asking again
+    away: str | None = None  # why the host cannot be heard; "" once it can be again
 
 
 class Decoder:
     """Bytes of one host's stream -> Pieces; knows the cursor from which to go on after a drop."""
 
-    def __init__(self, run: str, host: str, clock_offset: float = 0.0) -> None:
-        self.run, self.host, self.clock_offset = run, host, clock_offset
+    def __init__(self, run: str, host: str, clock: Callable[[], float] = time.time) -> None:
+        self.run, self.host, self.clock = run, host, clock
+        self.clock_offset: float | None = None  # how far the host's clock is ahead of ours
         self.cursor: list[int] | None = None
         self._rest = b""
         self._begun = False
@@ -68,14 +75,17 @@ class Decoder:
         """Decode event lines in one go, and move the cursor past them."""
         if not lines or self.cursor is None:
             return
-        attempt, run, host, offset = self.cursor[0], self.run, self.host, self.clock_offset
+        attempt, run, host, offset = self.cursor[0], self.run, self.host, self.clock_offset or 0.0
         self.cursor[2] += sum(map(len, lines)) + len(lines)
         for data in json.loads(b"[" + b",".join(lines) + b"]"):
-            kind, time, rank = data.pop("kind"), data.pop("time") - offset, data.pop("rank", None)
-            piece.events.append(Event(kind, time, run, attempt, host, rank, data))
+            kind, when, rank = data.pop("kind"), data.pop("time") - offset, data.pop("rank", None)
+            piece.events.append(Event(kind, when, run, attempt, host, rank, data))
         piece.watermark = piece.events[-1].time
 
     def _note(self, note: Mapping[str, Any], piece: Piece) -> None:
+        if self.clock_offset is None:
+            apart = note["time"] - self.clock()
+            self.clock_offset = apart if abs(apart) > CLOCKS_AGREE_S else 0.0
         if note["kind"] == "cursor":
             self.cursor = [note["attempt"], note["segment"], note["offset"]]
         elif note["kind"] == "error":
@@ -96,10 +106,10 @@ class Merger:
 
     def add(self, piece: Piece) -> list[Event]:
         """Everything that can be shown now."""
-        if piece.host in self._watermark:
-            self._watermark[piece.host] = max(self._watermark[piece.host], piece.watermark)
-        if piece.over:
-            self._watermark.pop(piece.host, None)
+        if piece.over or piece.away:
+            self._watermark.pop(piece.host, None)  # the others do not wait for it
+        else:
+            self._watermark[piece.host] = max(self._watermark.get(piece.host, 0.0), piece.watermark)
         if not self._waiting and len(self._watermark) <= 1 and not (self._watermark.keys() - {piece.host}):
             return piece.events
         for event in piece.events:
@@ -120,46 +130,47 @@ class Update:
 
     events: list[Event]
     caught_up: bool  # everything that had happened when we began has been shown
+    away: Mapping[str, str]  # hosts that cannot be heard at the moment, and why
 
 
-def follow(
-    agents: Mapping[str, Agent],
-    run: str,
-    *,
-    live: bool,
-    back: int = 0,
-    offsets: Mapping[str, float] | None = None,
-) -> Iterator[Update]:
-    """The run's events. `live` waits for more until the run is over; `back` asks for an earlier attempt."""
+def follow(agents: Mapping[str, Agent], run: str, *, live: bool, back: int = 0) -> Iterator[Update]:
+    """The run's events. `live` waits for more until the run is over, through drops of the connection;
+    `back` asks for an earlier attempt."""
     pieces: queue.Queue[Piece] = queue.Queue(maxsize=4 * len(agents))
     quit_ = threading.Event()
     request = {"run": run, "follow": live, "back": back}
-    threads = []
-    for name, agent in agents.items():
-        decoder = Decoder(run, name, (offsets or {}).get(name, 0.0))
-        threads.append(
-            threading.Thread(target=read_host, args=(agent, request, decoder, pieces, quit_), daemon=True)
-        )
-        threads[-1].start()
+    readers = [Reader(agent, request, Decoder(run, name), pieces, quit_) for name, agent in agents.items()]
+    for reader in readers:
+        reader.start()
     merger, behind, open_ = Merger(list(agents)), set(agents), set(agents)
+    away: dict[str, str] = {}
     try:
         while open_:
             try:
                 piece = pieces.get(timeout=PATIENCE_S)
             except queue.Empty:
-                yield Update([], not behind)
+                yield Update([], not behind, away)
                 continue
             if piece.error:
                 raise RingctlError(f"{piece.host}: {piece.error}")
+            if piece.away is not None:
+                away = {**away, piece.host: piece.away}
+                if not piece.away:
+                    del away[piece.host]
             if piece.over:
                 open_.discard(piece.host)
-            if piece.caught_up or piece.over:
+            if piece.caught_up or piece.over or piece.away:
                 behind.discard(piece.host)
-            yield Update(merger.add(piece), not behind)
+            yield Update(merger.add(piece), not behind, away)
     finally:
         quit_.set()
-        while any(thread.is_alive() for thread in threads):
+        while any(reader.is_alive() for reader in readers):
             drain(pieces)
+
+
+def presence(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """A sentence for each host that went away or came back."""
+    return [now.get(host, f"{host}: is back") for host in sorted(before.keys() ^ now.keys())]
 
 
 def drain(pieces: queue.Queue[Piece]) -> None:
@@ -169,28 +180,64 @@ def drain(pieces: queue.Queue[Piece]) -> None:
         pass
 
 
-def read_host(
-    agent: Agent,
-    request: dict[str, Any],
-    decoder: Decoder,
-    pieces: queue.Queue[Piece],
-    quit_: threading.Event,
-) -> None:
-    """A thread: pass on what one host sends until it is over or nobody listens any more."""
-    channel = agent.follow(request | {"cursor": decoder.cursor})
-    try:
-        while not quit_.is_set():
-            data = channel.read(PATIENCE_S)
-            if data is None:
-                continue
-            if not data:
-                pieces.put(Piece(decoder.host, over=True, error="the log ended in the middle"))
+class Reader(threading.Thread):
+    """Passes on what one host sends until it is over or nobody listens; goes on after a drop where it was."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        request: dict[str, Any],
+        decoder: Decoder,
+        pieces: queue.Queue[Piece],
+        quit_: threading.Event,
+    ) -> None:
+        super().__init__(daemon=True)
+        self.agent, self.request, self.decoder, self.pieces, self.quit = (
+            agent,
+            request,
+            decoder,
+            pieces,
+            quit_,
+        )
+        self.is_away = False
+
+    def run(self) -> None:
+        delay = FIRST_RETRY_S
+        while not self.quit.is_set():
+            heard = self.decoder.cursor
+            try:
+                self.read_until_over()
                 return
-            piece = decoder.feed(data)
-            pieces.put(piece)
-            if piece.over:
+            except HostError as error:
+                lost = error
+            except RingctlError as error:
+                self.pieces.put(Piece(self.decoder.host, over=True, error=error.message))
                 return
-    except RingctlError as error:
-        pieces.put(Piece(decoder.host, over=True, error=error.message))
-    finally:
-        channel.close()
+            self.is_away = True
+            self.pieces.put(Piece(self.decoder.host, away=lost.message, over=not self.request["follow"]))
+            if not self.request["follow"]:
+                return
+            self.agent.transport.close()
+            self.decoder.restart()
+            delay = FIRST_RETRY_S if self.decoder.cursor != heard else min(delay * 2, LAST_RETRY_S)
+            self.quit.wait(random.uniform(0.5, 1.0) * delay)
+
+    def read_until_over(self) -> None:
+        """Raises HostError when the host falls silent: hostd says at least a tick every second."""
+        channel = self.agent.follow({**self.request, "cursor": self.decoder.cursor})
+        last = time.monotonic()
+        try:
+            while not self.quit.is_set():
+                data = channel.read(PATIENCE_S)
+                if data == b"" or (data is None and time.monotonic() > last + SILENCE_S):
+                    raise HostError(self.decoder.host, "the connection was lost")
+                if data:
+                    last = time.monotonic()
+                    piece = self.decoder.feed(data)
+                    if self.is_away:
+                        piece.away, self.is_away = "", False
+                    self.pieces.put(piece)
+                    if piece.over:
+                        return
+        finally:
+            channel.close()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from launcher.model import Host, Plan, from_json, to_json
 
@@ -18,6 +20,7 @@ class Record:
     plan: Plan
     hosts: tuple[Host, ...]
     started: float
+    states: tuple[Mapping[str, Any], ...] = ()  # what each host said last, once all had said that it is over
 
 
 def home() -> Path:
@@ -27,10 +30,23 @@ def home() -> Path:
 
 def remember(plan: Plan, hosts: tuple[Host, ...]) -> None:
     """Written before anything is started, so that even a killed launch can be found and stopped."""
-    folder = home() / "history"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    record = Record(plan, hosts, time.time())
-    path = folder / f"{plan.run}.json"
+    (home() / "history").mkdir(mode=0o700, parents=True, exist_ok=True)
+    write(Record(plan, hosts, time.time()))
+
+
+def close(run: str, states: tuple[Mapping[str, Any], ...]) -> None:
+    """The run is over, and this is how it ended."""
+    record = read(path_of(run))
+    if record is not None:
+        write(replace(record, states=states))
+
+
+def path_of(run: str) -> Path:
+    return home() / "history" / f"{run}.json"
+
+
+def write(record: Record) -> None:
+    path = path_of(record.plan.run)
     temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
     temporary.write_text(json.dumps(to_json(record)))
     temporary.replace(path)

@@ -43,6 +43,7 @@ TICK_S = 0.2  # metrics are looked at this often
 HEARTBEAT_S = 1.0  # state.json is written at least this often
 SETTLE_S = 1.0  # after the first failure the other ranks may fail by themselves this long
 FAILED_GRACE_S = 3.0  # then TERM, and KILL after this
+PORT_TAKEN = "the master port is taken:"  # the controller knows this beginning, and chooses another
 FINAL = ("succeeded", "failed", "stopped")
 EXIT_KEYS = ("state", "exit_code", "signal", "reason")
 EVENT_KEYS = ("kind", "time", "run", "attempt", "host", "rank")  # a metrics record cannot set these
@@ -215,12 +216,12 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def read_json(path: str) -> dict[str, Any] | None:
-    """The file's object, or None if there is none."""
+    """The file's object, or None if there is none to be read."""
     try:
         with open(path, "rb") as f:
             value = json.loads(f.read())
-    except FileNotFoundError:
-        return None
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None  # ValueError: cut short when the machine lost power
     return value if isinstance(value, dict) else None
 
 
@@ -283,7 +284,7 @@ class EventLog:
         write_all(self.fd, data)
         self.size += len(data)
 
-    def event(self, kind: str, **data: object) -> None:
+    def event(self, kind: str, /, **data: object) -> None:
         record = dict({"kind": kind, "time": round(time.time(), 6)}, **data)
         self.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
 
@@ -375,16 +376,20 @@ class MetricsTail:
         records = []
         for line in whole.splitlines():
             try:
-                record = json.loads(line)
+                record = plain(json.loads(line))
             except (ValueError, RecursionError):
                 continue
             if isinstance(record, dict):
-                records.append({k: plain(v) for k, v in record.items() if k not in EVENT_KEYS})
+                records.append({k: v for k, v in record.items() if k not in EVENT_KEYS})
         return records
 
 
 def plain(value: Any) -> Any:
     """Without NaN and infinities, which JSON does not have: they become "nan", "inf", "-inf"."""
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [plain(part) for part in value]
     return str(value) if isinstance(value, float) and not -1e308 <= value <= 1e308 else value
 
 
@@ -588,6 +593,37 @@ def become_rank_process(supervisor: int) -> None:
         os._exit(1)  # it died before the line above took effect
 
 
+def copy_code(digest: str, target: str) -> None:
+    """A run's own copy of a snapshot: what it writes there stays with the run, and the snapshot as it was."""
+    import shutil
+
+    if not digest:
+        os.mkdir(target, 0o700)
+        return
+    source = os.path.join(home_folder(), "code", digest)
+    if not os.path.isdir(source):
+        raise Refused("the code of this run is not on this host; push it again")
+    shutil.copytree(source, target, symlinks=True)
+    for folder, _, files in os.walk(target):
+        os.chmod(folder, 0o700)
+        for path in [os.path.join(folder, name) for name in files]:
+            if not os.path.islink(path):
+                os.chmod(path, os.stat(path).st_mode | 0o200)
+
+
+def check_port(port: int) -> None:
+    """Refuse to start ranks whose master port somebody has taken since it was chosen."""
+    import socket
+
+    if port:
+        with socket.socket() as s:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                s.bind(("", port))
+            except OSError as error:
+                raise Refused(f"{PORT_TAKEN} {port}: {error.strerror}") from None
+
+
 def rank_program(rank: Rank, env: dict[str, str], cwd: str) -> str:
     """The executable of the rank's command. Where there is only a python3, `python` means that."""
     name, path = rank.argv[0], env.get("PATH", os.defpath)
@@ -685,9 +721,8 @@ class Supervisor:
     def start(self) -> None:
         """Start all ranks, or raise Refused with none of them left."""
         environ = activate(self.plan["env"], clean_environ(dict(os.environ)))
-        cwd = os.path.expanduser(str(self.plan["workdir"]))
-        if not os.path.isdir(cwd):
-            raise Refused(f"there is no folder {cwd}")
+        cwd = self.make_folder()
+        check_port(int(self.plan.get("listens") or 0))
         for rank in self.ranks:
             os.makedirs(os.path.dirname(rank.metrics.path), mode=0o700, exist_ok=True)
             os.makedirs(rank.env["RINGCTL_CHECKPOINTS"], mode=0o700, exist_ok=True)
@@ -704,6 +739,16 @@ class Supervisor:
             rank.close_write_ends()
         self.state = "running"
         self.save()
+
+    def make_folder(self) -> str:
+        """Where the ranks run: the run's own copy of its code, or wherever the plan says."""
+        own = os.path.join(self.folder, "work")
+        if not os.path.isdir(own):
+            copy_code(str(self.plan.get("code") or ""), own)
+        cwd = os.path.expanduser(str(self.plan["workdir"]))
+        if not os.path.isdir(cwd):
+            raise Refused(f"there is no folder {cwd}")
+        return cwd
 
     def rank_started(self, rank: Rank, pid: int) -> None:
         rank.pid, rank.start, rank.state, rank.seen = pid, start_time(pid), "running", time.time()
@@ -776,9 +821,10 @@ class Supervisor:
         if self.zygote and start_time(self.zygote) is not None:
             send(self.zygote, number, group=True)
         for rank in self.ranks:
-            if rank.pid and rank.status is None:
+            if rank.status is None:
                 rank.reason = rank.reason or self.ending
-                send(rank.pid, number, group=True)
+                if rank.pid:
+                    send(rank.pid, number, group=True)
 
     # what comes in
 
@@ -804,11 +850,14 @@ class Supervisor:
         self.poll.unregister(fd)
         os.close(fd)
 
-    def read_metrics(self, rank: Rank) -> None:
+    def read_metrics(self, rank: Rank) -> bool:
+        """Pass on new records; False if there was nothing new in the file."""
+        before = rank.metrics.offset
         for record in rank.metrics.read():
             rank.last.update({k: v for k, v in record.items() if isinstance(v, (int, float, str, bool))})
             rank.seen = time.time()
             self.log.event("metric", rank=rank.number, **record)
+        return rank.metrics.offset != before
 
     def read_report(self) -> bool:
         """Take the pids that the zygote reports; False once it has reported all it will."""
@@ -851,9 +900,11 @@ class Supervisor:
     def rank_ended(self, rank: Rank, status: int) -> None:
         """Its last lines, then its one final event; then the others follow if it failed."""
         for fd in list(rank.splitters):
-            while fd in self.readers and wait_readable(fd, 0):
+            # One read takes all that a pipe holds. What it left in the background may write for ever.
+            if wait_readable(fd, 0) and self.read_output(fd) and wait_readable(fd, 0):
                 self.read_output(fd)
-        self.read_metrics(rank)
+        while self.read_metrics(rank):
+            pass  # a piece at a time, to the end of the file
         rank.status, rank.seen = status, time.time()
         rank.state = "stopped" if rank.reason else "succeeded" if status == 0 else "failed"
         log_exit(self.log, rank.number, rank.state, exit_code(status), signal_name(status), rank.reason)
@@ -929,7 +980,6 @@ def command_start(request: dict[str, Any]) -> dict[str, Any]:
     read, write = os.pipe()
     if os.fork() == 0:
         os.close(read)
-        detach(folder)
         be(lambda: be_warden(folder, request, write))
     os.close(write)
     with os.fdopen(read, "rb") as answer:
@@ -969,6 +1019,7 @@ def detach(folder: str) -> None:
 
 def be_warden(folder: str, plan: dict[str, Any], answer: int) -> int:
     """Start hostd and outlive it: when it is gone, so is everything below it."""
+    detach(folder)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     warden = identity(os.getpid())
     child = os.fork()
@@ -1074,7 +1125,7 @@ def command_follow(request: dict[str, Any]) -> None:
         sent = send_lines(os.path.join(folder, segment_name(attempt, segment)), offset)
         offset += sent
         if sent:
-            next_tick = time.monotonic() + 1.0
+            next_tick = next_tick and time.monotonic() + 1.0
             continue
         if later:
             segment, offset = segment + 1, 0

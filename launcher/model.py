@@ -93,6 +93,8 @@ class HostPlan:
     env: EnvSpec | None
     prefork: bool  # import torch once and fork the ranks, where the command is Python
     ranks: tuple[RankSpec, ...]
+    code: str = ""  # digest of the snapshot whose copy is the run's own folder; "" for none
+    listens: int = 0  # the master port, on the master's host: it must still be free there
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,7 @@ class Plan:
     master_port: int
     command: tuple[str, ...]  # as the user gave it
     hosts: tuple[HostPlan, ...]
+    code: str = ""  # digest of the code that all ranks run; "" when it is used where it is
 
     @property
     def rank_hosts(self) -> dict[int, str]:
@@ -216,8 +219,12 @@ def _build(kind: Any, data: Any) -> Any:
         rest = [a for a in args if a is not type(None)]
         return None if data is None else _build(rest[0], data)
     if origin is tuple:
+        if not isinstance(data, (list, tuple)):
+            raise TypeError(f"expected a list, not {type(data).__name__}")
         return tuple(_build(args[0], item) for item in data)
     if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
+        if not isinstance(data, Mapping):
+            raise TypeError(f"expected an object, not {type(data).__name__}")
         key = int if args[0] is int else str
         return {key(k): _build(args[1], v) for k, v in data.items()}
     return data

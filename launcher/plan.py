@@ -17,12 +17,14 @@ class LaunchOptions:
     run: str
     name: str
     command: tuple[str, ...]  # as given: options for the built-in trainer, or a command of its own
-    trainer: str  # path of the built-in trainer on the hosts
+    trainer: str  # path of the built-in trainer on this machine
     world: int | None = None  # None: every slot
     attempt: int = 1
     master_port: int | None = None
     prefork: bool = True
-    workdir: str = ""
+    workdir: str = ""  # where local ranks run
+    code: str = ""  # digest of what was pushed to the other hosts
+    code_files: frozenset[str] = frozenset()
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -79,6 +81,7 @@ def make_plan(inventory: Inventory, facts: Mapping[str, Facts], options: LaunchO
         master_port=port,
         command=options.command,
         hosts=tuple(host_plan(host, ranks, facts[host.name], shared, options) for host, ranks in placed),
+        code=options.code,
     )
 
 
@@ -99,14 +102,30 @@ def host_plan(
         "RINGCTL_HOME": facts.home,
         "RINGCTL_CHECKPOINTS": f"{facts.home}/runs/{options.run}/checkpoints",
     }
-    argv = rank_argv(host.env, options)
+    folder, argv = folder_and_argv(host, facts, options)
     return HostPlan(
         host=host.name,
-        workdir=host.workdir or options.workdir or facts.cwd,
+        workdir=folder,
         env=host.env,
         prefork=options.prefork,
         ranks=tuple(rank_spec(rank, rank - ranks.start, argv, on_host) for rank in ranks),
+        code="" if host.local or is_trainer(options.command) else options.code,
+        listens=int(shared["MASTER_PORT"]) if ranks.start == 0 else 0,
     )
+
+
+def folder_and_argv(host: Host, facts: Facts, options: LaunchOptions) -> tuple[str, tuple[str, ...]]:
+    """Where a host's ranks run, and what.
+
+    On this machine that is the user's own folder. Elsewhere it is the run's own copy of the snapshot, or
+    the host's `workdir`, where relative names of pushed files are made to mean that copy."""
+    if host.local:
+        return host.workdir or options.workdir or facts.cwd, rank_argv(host.env, options, options.trainer)
+    copy = f"{facts.home}/runs/{options.run}/work"
+    argv = rank_argv(host.env, options, f"{facts.home}/code/{options.code}/trainer/__main__.py")
+    if host.workdir:
+        argv = tuple(f"{copy}/{word}" if word in options.code_files else word for word in argv)
+    return host.workdir or copy, argv
 
 
 def rank_spec(rank: int, local_rank: int, argv: tuple[str, ...], on_host: Mapping[str, str]) -> RankSpec:
@@ -116,10 +135,10 @@ def rank_spec(rank: int, local_rank: int, argv: tuple[str, ...], on_host: Mappin
     return RankSpec(rank, local_rank, argv, {**on_host, **own})
 
 
-def rank_argv(env: EnvSpec | None, options: LaunchOptions) -> tuple[str, ...]:
+def rank_argv(env: EnvSpec | None, options: LaunchOptions, trainer: str) -> tuple[str, ...]:
     """The command of every rank; `python` means the environment's own."""
     if is_trainer(options.command):
-        argv: tuple[str, ...] = ("python", options.trainer, *options.command)
+        argv: tuple[str, ...] = ("python", trainer, *options.command)
     else:
         argv = options.command
     if env is not None and env.kind == "python" and argv[0] in ("python", "python3"):

@@ -42,7 +42,7 @@ def console() -> Console:
     """The terminal, as rich sees it; NO_COLOR is honoured."""
     from rich.console import Console
 
-    return Console(highlight=False)
+    return Console(highlight=False, emoji=False)
 
 
 def screen_for(json: bool) -> PlainScreen | JsonScreen | LiveScreen:
@@ -134,7 +134,7 @@ class LiveScreen:
         self._live.stop()
 
     def plan(self, plan: Plan) -> None:
-        head, command, *_ = text.plan_lines(plan)
+        head, command, *_ = (visible(line) for line in text.plan_lines(plan))
         self.console.print(head, style="bold", markup=False)
         self.console.print(command, style="dim", markup=False)
         self.console.print(table(text.plan_rows(plan)))
@@ -154,7 +154,7 @@ class LiveScreen:
 
     def finish(self, outcome: Outcome) -> None:
         for line in text.cause_lines(outcome):
-            self.console.print(line, style="bold red", markup=False)
+            self.console.print(visible(line), style="bold red", markup=False)
         self.console.print(table(text.rank_rows(outcome.state)))
         good = outcome.state.state == "succeeded"
         self.console.print(text.verdict(outcome), style="bold green" if good else "bold red", markup=False)
@@ -189,6 +189,7 @@ def progress(state: RunState) -> RenderableType:
     from rich.progress_bar import ProgressBar
     from rich.spinner import Spinner
     from rich.table import Table
+    from rich.text import Text
 
     parts = text.progress_parts(state)
     if not parts:
@@ -197,7 +198,7 @@ def progress(state: RunState) -> RenderableType:
     step, steps = text.number(first.get("step")), text.number(first.get("steps"))
     grid = Table.grid(padding=(0, 2))
     bar = ProgressBar(total=steps, completed=step or 0, width=24) if steps else Spinner("dots")
-    grid.add_row(bar, "  ".join(parts))
+    grid.add_row(bar, Text("  ".join(parts)))
     return grid
 
 

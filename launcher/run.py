@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -14,17 +14,24 @@ from launcher.agent import Agent, agents_for
 from launcher.diagnose import Cause, Tails, first_failure
 from launcher.errors import RingctlError
 from launcher.fanout import fan_out, succeeded
-from launcher.follow import follow
-from launcher.model import Event, Inventory, Plan, RunState, to_json
+from launcher.follow import follow, presence
+from launcher.model import Event, Facts, Inventory, Plan, RunState, to_json
 from launcher.plan import LaunchOptions, make_plan, place
+from launcher.push import Snapshot, push
 from launcher.runs import stop
 from launcher.transport import Pool
 
+PORT_TAKEN = "the master port is taken:"
+PORT_TRIES = 3
+LARGE_PUSH = 5 << 20  # from here on it takes long enough to say so
 GRACE_S = 5.0  # between TERM and KILL
 
 
 class Screen(Protocol):
     """Where a run is shown."""
+
+    def plan(self, plan: Plan) -> None:
+        """Called once, before anything is started."""
 
     def show(self, events: list[Event], state: RunState) -> None:
         """Called several times a second, also with no events."""
@@ -45,12 +52,20 @@ def prepare(inventory: Inventory, options: LaunchOptions, pool: Pool) -> tuple[P
     """Ask the hosts for their facts and make the plan; nothing is changed anywhere."""
     hosts = [host for host, _ in place(inventory, options.world)]
     agents = agents_for(hosts, pool)
-    addresses = {host.name: host.data_address or host.address for host in hosts if not host.local}
+    return make_plan(inventory, succeeded(fan_out(agents, facts_of(agents))), options), agents
 
-    def facts(name: str) -> Any:
-        return agents[name].facts([address for peer, address in addresses.items() if peer != name])
 
-    return make_plan(inventory, succeeded(fan_out(agents, facts)), options), agents
+def facts_of(agents: Mapping[str, Agent]) -> Callable[[str], Facts]:
+    """How to ask one host: it must say which of its interfaces leads to the others."""
+    named = {name: agent.host.data_address for name, agent in agents.items()}
+    found = fan_out(agents, lambda name: named[name] or agents[name].transport.address())
+    addresses = succeeded(found)
+
+    def ask(name: str) -> Facts:
+        peers = [address or agents[peer].host.address for peer, address in addresses.items() if peer != name]
+        return agents[name].facts(peers)
+
+    return ask
 
 
 def start(plan: Plan, agents: Mapping[str, Agent]) -> None:
@@ -61,8 +76,35 @@ def start(plan: Plan, agents: Mapping[str, Agent]) -> None:
     errors = [error for error in results.values() if isinstance(error, RingctlError)]
     if errors:
         stop({name: agents[name] for name in requests}, plan.run, grace=0.0)
+        if PORT_TAKEN in errors[0].message:
+            raise PortTaken(errors[0].message)
         errors[0].message += "; nothing was left running"
         raise errors[0]
+
+
+class PortTaken(RingctlError):
+    """Somebody took the master port between its choice and the start."""
+
+
+def launch(
+    inventory: Inventory, options: LaunchOptions, pool: Pool, snapshot: Snapshot | None, screen: Screen
+) -> tuple[Plan, dict[str, Agent]]:
+    """Plan, push and start; if a master port of our own choice was taken meanwhile, with another one."""
+    fixed = options.master_port or inventory.master_port
+    for attempt in range(PORT_TRIES):
+        plan, agents = prepare(inventory, options, pool)
+        if attempt == 0:
+            screen.plan(plan)
+            push_code(snapshot, agents, screen)
+        try:
+            start(plan, agents)
+        except PortTaken:
+            if fixed or attempt == PORT_TRIES - 1:
+                raise
+            options = replace(options, run=new_run_id())
+        else:
+            return plan, agents
+    raise AssertionError("unreachable")
 
 
 def start_request(plan: Plan, host: str) -> dict[str, Any]:
@@ -70,6 +112,16 @@ def start_request(plan: Plan, host: str) -> dict[str, Any]:
     own = next(h for h in plan.hosts if h.host == host)
     about = {"run": plan.run, "name": plan.name, "attempt": plan.attempt, "world": plan.world}
     return {**about, **to_json(own)}
+
+
+def push_code(snapshot: Snapshot | None, agents: Mapping[str, Agent], screen: Screen) -> None:
+    """The code to every host that is not this machine."""
+    remote = {name: agent for name, agent in agents.items() if not agent.host.local}
+    if snapshot is None or not remote:
+        return
+    if snapshot.size > LARGE_PUSH:
+        screen.note(f"pushing {len(snapshot.entries):,} files, {snapshot.size / 1e6:,.0f} MB")
+    succeeded(push(snapshot, remote))
 
 
 # --- Watching ------------------------------------------------------------------------------------
@@ -111,7 +163,11 @@ def watch(
 ) -> Outcome:
     """Show the run until it is over. Ctrl-C, counted by `interrupts`, stops it."""
     tails, seen, stoppers = Tails(), 0, []
+    away: Mapping[str, str] = {}
     for update in follow(agents, state.run, live=True):
+        for words in presence(away, update.away):
+            screen.note(words)
+        away = update.away
         for event in update.events:
             state = fold.fold(state, event)
             tails.add(event)

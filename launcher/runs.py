@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher import fold, history
-from launcher.agent import Agent, agents_for
+from launcher.agent import Agent
 from launcher.errors import InputError, RingctlError
 from launcher.fanout import fan_out
 from launcher.model import Host, RunState
@@ -24,30 +24,80 @@ class Found:
     name: str
     hosts: tuple[Host, ...]
     started: float
-    states: tuple[Mapping[str, Any], ...]  # one from each host that answered and knows it
+    states: tuple[Mapping[str, Any], ...] = ()  # one from each host that answered and knows it
+    silent: tuple[str, ...] = ()  # why each of the other hosts did not answer
 
     @property
     def state(self) -> RunState | None:
         return fold.from_states(self.states) if self.states else None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all of its hosts have said that it has ended."""
+        ended = [state for state in self.states if state["state"] in fold.ENDED]
+        return len(ended) == len(self.hosts)
 
-def find_runs(pool: Pool, here: Host = THIS_MACHINE) -> list[Found]:
-    """All runs that this controller started or this machine has, oldest first."""
-    records = {record.plan.run: record for record in history.recall()}
-    hosts = {host.name: host for record in records.values() for host in record.hosts} | {here.name: here}
-    agents = agents_for(hosts.values(), pool)
-    answers = fan_out(agents, lambda name: agents[name].runs()["runs"])
-    states: dict[str, list[Mapping[str, Any]]] = {run: [] for run in records}
-    for answer in answers.values():
-        for state in answer if isinstance(answer, list) else ():
-            states.setdefault(state["run"], []).append(state)
-    found = []
-    for run, its in states.items():
-        record = records.get(run)
-        name = record.plan.name if record else its[0]["name"]
-        started = record.started if record else min(state["started"] for state in its)
-        found.append(Found(run, name, record.hosts if record else (here,), started, tuple(its)))
+
+def remembered() -> list[Found]:
+    """The runs that were started from here, oldest first; no host is asked."""
+    return [Found(r.plan.run, r.plan.name, r.hosts, r.started, r.states) for r in history.recall()]
+
+
+def find_runs(pool: Pool, more: Iterable[Host] = ()) -> list[Found]:
+    """All runs that were started from here, or are on this machine or on the hosts `more`; oldest first."""
+    known = {found.run: found for found in remembered()}
+    hosts = [host for found in known.values() if not found.is_over for host in found.hosts]
+    answers = ask_hosts([THIS_MACHINE, *hosts, *more], pool)
+    for run in {state["run"] for _, answer in answers if isinstance(answer, list) for state in answer}:
+        if run not in known:
+            where = tuple(host for host, answer in answers if states_in(answer, run))
+            first = states_in(next(answer for host, answer in answers if host == where[0]), run)[0]
+            known[run] = Found(run, first["name"], where, first["started"])
+    found = [updated(found, answers) for found in known.values()]
     return sorted(found, key=lambda f: f.started)
+
+
+Answer = list[Mapping[str, Any]] | RingctlError
+
+
+def ask_hosts(hosts: Iterable[Host], pool: Pool, run: str | None = None) -> list[tuple[Host, Answer]]:
+    """What each host says of its runs, each host asked once."""
+    agents = {host_key(host): Agent(host, pool.transport(host)) for host in hosts}
+
+    def ask(key: Key) -> list[Mapping[str, Any]]:
+        return list(agents[key].runs(run)["runs"])
+
+    return [(agents[key].host, answer) for key, answer in fan_out(agents, ask).items()]
+
+
+Key = tuple[str, str, str, int]
+
+
+def host_key(host: Host) -> Key:
+    """Two inventories may call different hosts by the same name."""
+    return host.name, host.address, host.user, host.port
+
+
+def states_in(answer: Answer, run: str) -> list[Mapping[str, Any]]:
+    return [state for state in answer if state["run"] == run] if isinstance(answer, list) else []
+
+
+def updated(found: Found, answers: Iterable[tuple[Host, Answer]]) -> Found:
+    """With what its hosts say now; the end of a run is written down, so that nobody need be asked again."""
+    mine = {host_key(host) for host in found.hosts}
+    heard = [answer for host, answer in answers if host_key(host) in mine]
+    states = tuple(state for answer in heard for state in states_in(answer, found.run))
+    if found.is_over or not heard:
+        return found
+    silent = tuple(answer.message for answer in heard if isinstance(answer, RingctlError))
+    found = replace(found, states=states, silent=silent)
+    if found.is_over:
+        history.close(found.run, states)
+    return found
+
+
+def refreshed(found: Found, pool: Pool) -> Found:
+    return found if found.is_over else updated(found, ask_hosts(found.hosts, pool, found.run))
 
 
 def find_run(reference: str | None, runs: Sequence[Found]) -> Found:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from launcher import fold, render, run, text
 from launcher.agent import Agent
 from launcher.diagnose import Tails
-from launcher.follow import follow
+from launcher.follow import follow, presence
 from launcher.logs import Filter, fold_repeats, line_writer
 from launcher.model import Event
 from launcher.runs import Found
@@ -33,7 +33,11 @@ def show(
     write, tails = writer(look), Tails()
     state = found.state
     kept: deque[Event] | None = None if look.tail is None else deque(maxlen=look.tail)
+    away: Mapping[str, str] = {}
     for update in follow(agents, found.run, live=live, back=back):
+        for words in presence(away, update.away):
+            print(words, file=sys.stderr)
+        away = update.away
         for event in update.events:
             if event.kind != "line" and state is not None:
                 state = fold.fold(state, event)

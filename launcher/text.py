@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from launcher import fold
-from launcher.logs import ranges
+from launcher.logs import ranges, visible
 from launcher.model import Plan, RankState, RunState
 from launcher.plan import is_trainer
 
@@ -78,7 +78,14 @@ def plan_lines(plan: Plan) -> list[str]:
 
 
 def number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    """`value` if it is a number that can be shown as one."""
+    usable = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
+    return float(value) if usable else None
+
+
+def brief(value: Any) -> str:
+    """Whatever a rank called its step or loss, as a word that does no harm to a terminal."""
+    return visible(str(value)[:20])
 
 
 def communication_share(metric: dict[str, Any] | Any) -> float | None:
@@ -96,10 +103,10 @@ def progress_parts(state: RunState) -> list[str]:
     parts = []
     for key, total in (("epoch", "epochs"), ("step", "steps")):
         if key in first:
-            parts.append(f"{key} {first[key]}" + (f"/{first[total]}" if total in first else ""))
+            parts.append(f"{key} {brief(first[key])}" + (f"/{brief(first[total])}" if total in first else ""))
     if "loss" in first:
         loss = number(first["loss"])
-        parts.append(f"loss {first['loss'] if loss is None else format(loss, '.3f')}")
+        parts.append(f"loss {brief(first['loss']) if loss is None else format(loss, '.3f')}")
     accuracy = number(fold.result(state, "accuracy"))
     if accuracy is not None:
         parts.append(f"accuracy {accuracy:.1%}")
@@ -134,7 +141,7 @@ def rank_rows(state: RunState) -> list[Row]:
                 rank.host,
                 rank.state,
                 ended_how(rank),
-                str(metric.get("step", "-")),
+                brief(metric.get("step", "-")),
                 "-" if loss is None else f"{loss:.3f}",
                 "-" if speed is None else f"{speed:,.0f}",
                 "-" if share is None else f"{share:.0%}",
@@ -220,7 +227,7 @@ def status_rows(found: Found, now: float) -> list[Row]:
                 str(rank.pid or "-"),
                 ended_how(rank),
                 ago(rank.seen, now),
-                str(rank.metric.get("step", "-")),
+                brief(rank.metric.get("step", "-")),
                 "-" if loss is None else f"{loss:.3f}",
                 "-" if speed is None else f"{speed:,.0f}",
             )

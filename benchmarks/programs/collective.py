@@ -9,6 +9,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
 
 
 def rank() -> None:
@@ -33,4 +34,4 @@ if __name__ == "__main__":
         rank()
     else:
         os.environ["WORLD_SIZE"] = sys.argv[1]
-        torch.multiprocessing.spawn(spawned, nprocs=int(sys.argv[1]))  # type: ignore[no-untyped-call]  # torch's
+        spawn(spawned, nprocs=int(sys.argv[1]))  # type: ignore[no-untyped-call]  # torch has no types for it

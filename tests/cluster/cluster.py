@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from . import network, processes, registry
+from . import memory, network, processes, registry
 from .access import AccessFiles, Door, new_key, write_access
 from .commands import PATIENCE, ClusterError, await_ssh, require_tools, side_by_side
 from .image import PYTHON, Image, hosts_text
@@ -273,6 +273,12 @@ class Cluster(AccessFiles):
         if not listener:
             raise ClusterError(f"{host}: sshd is not running")
         resource.prlimit(listener.pid, resource.RLIMIT_NOFILE, (limit, limit))
+
+    def limit_memory(self, host: str, size: int) -> None:
+        """Let the kernel kill a process when all of the host's exceed so many bytes, until the next boot."""
+        assert self._record
+        pids = [process.pid for process in self._machine(host).processes()]
+        memory.limit(self._record.mark, host, pids, size)
 
     def fill_disk(self, host: str, leave: int = 0) -> None:
         """Leave so many bytes free in the user's home; takes no memory."""

@@ -188,6 +188,8 @@ class Machine:
     def _await_ready(self, process: subprocess.Popen[str] | None) -> None:
         assert process
         assert process.stdout
+        if process.stdin:
+            process.stdin.close()
         with process.stdout as stdout:
             answer = read_line(stdout, self.cable.name)
         if answer != "ready\n":

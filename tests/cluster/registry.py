@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from . import processes
+from . import memory, processes
 from .commands import ClusterError, wait_until
 
 
@@ -92,6 +92,7 @@ def _destroy(home: Path, record: Record) -> None:
 
     processes.kill_all(below, f"the hosts of {record.folder}")
     processes.kill_all(lambda: processes.marked(record.mark), f"the cluster of {record.folder}")
+    memory.lift(record.mark)
     if Path("/sys/class/net", record.link).exists():
         subprocess.run(["ip", "link", "delete", record.link], capture_output=True)
     # The kernel takes namespaces apart in the background; the link's other end may have gone first.

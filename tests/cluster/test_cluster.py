@@ -459,6 +459,16 @@ def test_limits_of_open_files_and_shared_memory_hold_for_logins(cluster: Cluster
     assert ssh(cluster, "server4", "ulimit -n").stdout == "1024\n"
 
 
+def test_a_host_over_its_memory_limit_has_a_process_killed(cluster: Cluster) -> None:
+    take_memory = "python3 -I -S -c 'bytearray(200 << 20)'"
+    assert ssh(cluster, "server2", take_memory).returncode == 0
+    cluster.limit_memory("server2", 100 << 20)
+    assert ssh(cluster, "server2", f"{take_memory}; echo $?").stdout == "137\n"
+    assert ssh(cluster, "server1", take_memory).returncode == 0
+    cluster.reboot("server2")
+    assert ssh(cluster, "server2", take_memory).returncode == 0
+
+
 # --- Nothing left --------------------------------------------------------------------------------
 
 
@@ -481,6 +491,7 @@ def traces(mark: str, folder: Path, own: set[str]) -> list[str]:
     ]
     found += [f"interface {path.name}" for path in Path("/sys/class/net").iterdir() if mark in path.name]
     found += [str(path) for path in Path("/run").glob(f"*/*{mark}*")]
+    found += [str(path) for path in Path("/sys/fs/cgroup").rglob(f"rc{mark}*")]
     return found + ([str(folder)] if folder.exists() else [])
 
 
@@ -502,6 +513,7 @@ def test_nothing_is_left_after_the_end(tmp_path: Path) -> None:
         own = namespaces(sleeper.pid) - namespaces(os.getpid())
         assert len(own) == 5
         assert len(traces(mark_of(cluster), cluster.folder, own)) > 5  # so that finding none means something
+        cluster.limit_memory("server1", 100 << 20)
         cluster.kill_host("server2")
     assert traces(mark_of(cluster), cluster.folder, own) == []
 

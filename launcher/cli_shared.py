@@ -1,0 +1,79 @@
+"""What the commands share: options that choose hosts, the connections, and finding a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import click
+
+if TYPE_CHECKING:
+    from launcher.agent import Agent
+    from launcher.model import Inventory
+    from launcher.runs import Found
+    from launcher.transport import Pool
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def host_options(command: F) -> F:
+    """Which hosts: an inventory, a list, a hostfile; all of them or some. See ask.Where."""
+    for option in (
+        click.option("--exclude", metavar="NAMES", help="Not these hosts of it, separated by commas."),
+        click.option("--include", metavar="NAMES", help="Only these hosts of it, separated by commas."),
+        click.option("--hostfile", metavar="FILE", help="An MPI-style hostfile instead."),
+        click.option(
+            "-H", "host_list", metavar="LIST", help="Hosts instead of a file: server1:2,lab@server2."
+        ),
+        click.option("--hosts", "hosts_file", metavar="FILE", help="The inventory; ./hosts.yaml by default."),
+    ):
+        command = option(command)
+    return command
+
+
+def complete_run(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """For the shell: runs that begin like this."""
+    return [found.run for found in all_runs() if found.run.startswith(incomplete)]
+
+
+run_argument = click.argument("run", required=False, shell_complete=complete_run)
+
+
+def pool() -> Pool:
+    """This command's connections, closed when it ends."""
+    from launcher.transport import Pool
+
+    context = click.get_current_context().find_root()
+    if context.obj is None:
+        context.obj = Pool(no_input=bool(context.params.get("no_input")))
+        context.call_on_close(context.obj.close)
+    return cast(Pool, context.obj)
+
+
+def all_runs(inventory: Inventory | None = None) -> list[Found]:
+    """Runs that were started from here, are on this machine, or on the hosts of `inventory`."""
+    from launcher import runs
+
+    return runs.find_runs(pool(), inventory.hosts if inventory else ())
+
+
+def named_run(reference: str | None, where: dict[str, str | None]) -> Found:
+    """The run meant by `reference`: one started from here, else one on the hosts given or found."""
+    from launcher import ask, runs
+    from launcher.errors import InputError
+
+    given = any(where.values())
+    known = [] if given else runs.remembered()
+    try:
+        return runs.refreshed(runs.find_run(reference, known), pool())
+    except InputError:
+        inventory = ask.Where(**where).inventory()
+        return runs.find_run(reference, all_runs(inventory))
+
+
+def agents_of(found: Found) -> dict[str, Agent]:
+    from launcher.agent import agents_for
+
+    return agents_for(found.hosts, pool())

@@ -1,0 +1,233 @@
+"""Code to the hosts: a snapshot of a folder, known by its content; only what a host lacks travels."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+import subprocess
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from launcher.agent import Agent
+from launcher.errors import InputError, RingctlError
+from launcher.fanout import fan_out
+from launcher.model import to_json
+from launcher.plan import is_trainer
+
+JUNK = """
+    .git .hg .svn .venv venv node_modules __pycache__ *.pyc *.pyo *.egg-info .mypy_cache .pytest_cache
+    .ruff_cache .hypothesis .tox .nox .ipynb_checkpoints .DS_Store .cluster
+""".split()  # noqa: SIM905 - reads better than sixteen quoted lines
+MOST_BYTES = 2 << 30
+MOST_FILES = 100_000
+PUSH_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file or symbolic link of a snapshot."""
+
+    path: str
+    kind: Literal["file", "link"]
+    content: str  # SHA-256 of the file, or where the link points
+    size: int
+    executable: bool
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A folder as it was at one moment."""
+
+    root: str
+    entries: tuple[Entry, ...]
+    digest: str
+
+    @property
+    def size(self) -> int:
+        return sum(entry.size for entry in self.entries)
+
+
+# --- Taking a snapshot ---------------------------------------------------------------------------
+
+
+def take(root: Path) -> Snapshot:
+    """The folder's files: what git tracks or would track, else all but the usual junk; less .ringignore."""
+    ignored = ignore_rules(root)
+    names = sorted({name for name in list_files(root) if not ignored(name)})
+    return snapshot_of(root, names)
+
+
+def of_command(command: tuple[str, ...], trainer: str) -> Snapshot:
+    """What hosts need to run it: the folder the user is in, or the built-in trainer."""
+    return of_package(Path(trainer).parent) if is_trainer(command) else take(Path.cwd())
+
+
+def of_package(package: Path) -> Snapshot:
+    """One Python package, below a folder of its own."""
+    found = walk(package, package.parent)
+    return snapshot_of(package.parent, sorted(found))
+
+
+def snapshot_of(root: Path, names: Iterable[str]) -> Snapshot:
+    entries = tuple(read_entry(root, name) for name in names if os.path.lexists(root / name))
+    if len(entries) > MOST_FILES or sum(entry.size for entry in entries) > MOST_BYTES:
+        raise InputError(
+            f"{root}: {len(entries):,} files are too much to push",
+            fix="name what the run does not need in .ringignore",
+        )
+    canonical = json.dumps([to_json(entry) for entry in entries], sort_keys=True)
+    return Snapshot(
+        str(root), entries, hashlib.sha256(canonical.encode("utf-8", "surrogateescape")).hexdigest()
+    )
+
+
+def read_entry(root: Path, name: str) -> Entry:
+    path = root / name
+    about = path.lstat()
+    if stat.S_ISLNK(about.st_mode):
+        target = os.readlink(path)
+        real = os.path.realpath(path)
+        if os.path.isabs(target) or not real.startswith(os.path.realpath(root) + os.sep):
+            raise InputError(
+                f"{path}: a symbolic link that leaves the folder",
+                fix=f"add {name} to .ringignore, or copy what it means",
+            )
+        return Entry(name, "link", target, 0, False)
+    if not stat.S_ISREG(about.st_mode):
+        raise InputError(f"{path}: neither a file nor a link", fix=f"add {name} to .ringignore")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}", fix=f"add {name} to .ringignore") from None
+    return Entry(name, "file", hashlib.sha256(data).hexdigest(), len(data), bool(about.st_mode & 0o100))
+
+
+def list_files(root: Path) -> list[str]:
+    """Paths below `root`, relative to it."""
+    git = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        done = subprocess.run(git, capture_output=True, check=False)
+    except FileNotFoundError:
+        return walk(root, root)
+    if done.returncode:
+        return walk(root, root)
+    names = [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
+    submodules = [name for name in names if os.path.isdir(root / name) and not os.path.islink(root / name)]
+    inside = [f"{name}/{path}" for name in submodules for path in list_files(root / name)]
+    return [name for name in names if name not in set(submodules)] + inside
+
+
+def walk(folder: Path, root: Path) -> list[str]:
+    """Everything below `folder` but the usual junk, relative to `root`."""
+    junk = ignore_matcher(JUNK)
+    found = []
+    for parent, folders, files in os.walk(folder):
+        links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+        folders[:] = [name for name in folders if name not in links and not junk(name)]
+        found += [
+            os.path.relpath(os.path.join(parent, name), root) for name in files + links if not junk(name)
+        ]
+    return found
+
+
+# --- .ringignore ---------------------------------------------------------------------------------
+
+
+def ignore_rules(root: Path) -> Callable[[str], bool]:
+    try:
+        lines = (root / ".ringignore").read_text().splitlines()
+    except FileNotFoundError:
+        lines = []
+    return ignore_matcher(lines)
+
+
+def ignore_matcher(lines: Iterable[str]) -> Callable[[str], bool]:
+    """Like .gitignore: the last rule that matches a path, or a folder it is in, decides."""
+    rules = []
+    for line in lines:
+        rule = line.strip()
+        if rule and not rule.startswith("#"):
+            rules.append((rule.startswith("!"), ignore_pattern(rule.lstrip("!"))))
+
+    def ignored(path: str) -> bool:
+        verdict = False
+        for keep, pattern in rules:
+            if pattern.match(path):
+                verdict = not keep
+        return verdict
+
+    return ignored
+
+
+def ignore_pattern(rule: str) -> re.Pattern[str]:
+    """`*.log` and `data/` anywhere, `/out` and `a/b` from the top; `**` over folders."""
+    anchored = "/" in rule.rstrip("/")
+    body = ""
+    for part in re.split(r"(\*\*/|\*\*|\*|\?)", rule.strip("/")):
+        body += {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(part, re.escape(part))
+    tail = "/.*" if rule.endswith("/") else "(?:/.*)?"
+    return re.compile(("" if anchored else "(?:.*/)?") + body + tail + r"\Z", re.S)
+
+
+# --- Pushing -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What it took to bring one host up to date."""
+
+    files: int
+    bytes: int
+
+
+def push(snapshot: Snapshot, agents: Mapping[str, Agent]) -> dict[str, Pushed | RingctlError]:
+    """Bring every host up to date; each one checks every file by its hash before it counts as there."""
+    bodies = Bodies(snapshot)
+    about = {"digest": snapshot.digest, "entries": [to_json(entry) for entry in snapshot.entries]}
+    return fan_out(agents, lambda name: push_one(agents[name], about, bodies))
+
+
+def push_one(agent: Agent, about: dict[str, Any], bodies: Bodies) -> Pushed:
+    answer = agent.ask("hoststore.py", ["check"], about)
+    if answer["have"]:
+        return Pushed(0, 0)
+    blobs, body = bodies.of(tuple(answer["missing"]))
+    agent.ask("hoststore.py", ["receive"], {**about, "blobs": blobs}, body, timeout=PUSH_S)
+    agent.ask("hoststore.py", ["collect"], {"keep": [about["digest"]]})
+    return Pushed(len(blobs), len(body))
+
+
+class Bodies:
+    """Compressed contents for `receive`: most hosts lack the same files, so each set is packed once."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._paths = {
+            e.content: os.path.join(snapshot.root, e.path) for e in snapshot.entries if e.kind == "file"
+        }
+        self._packed: dict[tuple[str, ...], tuple[list[tuple[str, int]], bytes]] = {}
+        self._lock = threading.Lock()
+
+    def of(self, missing: tuple[str, ...]) -> tuple[list[tuple[str, int]], bytes]:
+        """([(content, size), ...], their bytes in that order, compressed)."""
+        with self._lock:
+            if missing not in self._packed:
+                self._packed[missing] = self._pack(missing)
+            return self._packed[missing]
+
+    def _pack(self, missing: tuple[str, ...]) -> tuple[list[tuple[str, int]], bytes]:
+        packer = zlib.compressobj(1)
+        blobs, pieces = [], []
+        for content in missing:
+            if content not in self._paths:
+                raise RingctlError(f"a host asked for {content!r}, which is not part of the snapshot")
+            data = Path(self._paths[content]).read_bytes()
+            blobs.append((content, len(data)))
+            pieces.append(packer.compress(data))
+        return blobs, b"".join(pieces) + packer.flush()

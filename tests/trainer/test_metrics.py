@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.ranks import records
+from trainer import metrics
+from trainer.metrics import Lines, Metrics
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, in a list that a test can change."""
+    clock = [100.0]
+    monkeypatch.setattr(metrics.time, "monotonic", lambda: clock[0])
+    return clock
+
+
+def test_records_are_means_since_the_last_one_and_a_quarter_of_a_second_apart(
+    tmp_path: Path, now: list[float]
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    rank = Metrics(str(path), steps=10, epochs=2)
+    rank.epoch_begins()
+    for step in range(1, 6):
+        now[0] += 0.1
+        rank.step_done(loss=float(step), samples=16, comm_seconds=0.02, bytes_sent=100 * step)
+    (record,) = records(path)
+    assert record.pop("time") > 0
+    assert record == {
+        "step": 3,
+        "steps": 10,
+        "epoch": 1,
+        "epochs": 2,
+        "loss": 2.0,
+        "samples_per_s": 160.0,
+        "step_ms": 100.0,
+        "comm_ms": 20.0,
+        "bytes_sent": 300,
+    }
+
+
+def test_an_epoch_ends_with_its_accuracy_and_what_was_not_reported_yet(
+    tmp_path: Path, now: list[float]
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    rank = Metrics(str(path), steps=4, epochs=2)
+    for accuracy in (0.5, 0.75):
+        rank.epoch_begins()
+        now[0] += 0.1
+        rank.step_done(loss=1 - accuracy, samples=16, comm_seconds=0.0, bytes_sent=0)
+        rank.epoch_done(accuracy)
+    told = [(r["epoch"], r["step"], r["loss"], r["accuracy"]) for r in records(path)]
+    assert told == [(1, 1, 0.5, 0.5), (2, 2, 0.25, 0.75)]
+
+
+def test_the_last_record_is_marked_and_has_the_means_of_the_whole_run(
+    tmp_path: Path, now: list[float]
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    rank = Metrics(str(path), steps=2, epochs=1)
+    rank.epoch_begins()
+    for loss, seconds in ((3.0, 1.0), (1.0, 3.0)):
+        now[0] += seconds
+        rank.step_done(loss, samples=8, comm_seconds=0.5, bytes_sent=7)
+    rank.epoch_done(0.9)
+    rank.run_done(0.9, "abc")
+    last = records(path)[-1]
+    assert (last["final"], last["accuracy"], last["parameters_sha256"]) == (True, 0.9, "abc")
+    assert (last["loss"], last["step_ms"], last["samples_per_s"], last["bytes_sent"]) == (2.0, 2000.0, 4.0, 7)
+
+
+def test_a_loss_that_is_no_number_is_null_so_that_every_line_is_json(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    rank = Metrics(str(path), steps=1, epochs=1)
+    rank.epoch_begins()
+    rank.step_done(math.nan, samples=1, comm_seconds=0.0, bytes_sent=0)
+    rank.epoch_done(0.1)
+    assert records(path)[-1]["loss"] is None
+    assert "NaN" not in path.read_text()
+
+
+def test_a_line_is_one_write_and_comes_after_what_others_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"from": "an earlier attempt"}\n')
+    written: list[bytes] = []
+    real_write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, text: written.append(text) or real_write(fd, text))
+    lines = Lines(str(path))
+    lines.append({"a": 1})
+    with path.open("a") as other:
+        other.write('{"from": "someone else"}\n')
+    lines.append({"a": 2})
+    lines.close()
+    assert [json.loads(line) for line in written] == [{"a": 1}, {"a": 2}]
+    assert [list(r.values())[0] for r in records(path)] == ["an earlier attempt", 1, "someone else", 2]
+
+
+def test_a_file_that_cannot_be_written_is_told_once_and_training_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Lines(str(tmp_path / "missing" / "metrics.jsonl")).append({"a": 1})
+    full = Lines("/dev/full")
+    full.append({"a": 1})
+    full.append({"a": 2})
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 2
+    assert "No such file or directory" in told[0]
+    assert "No space left on device" in told[1]
+
+
+def test_without_a_path_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = Lines("")
+    lines.append({"a": 1})
+    lines.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["scratch"]
