@@ -23,6 +23,7 @@ TOTAL = RANKS * LINES
 PRINTER = [str(PROGRAMS / "print_lines.py"), str(LINES)]
 RINGCTL, TORCHRUN = str(BIN / "ringctl"), str(BIN / "torchrun")
 LABELLED = re.compile(rb"^\[(?:default)?(\d+)[^\]]*\]:? ?(rank \d line (\d{6}) .*)$", re.MULTILINE)
+TAIL = line(0, 0).encode()[-20:]  # the same in every line
 Shown = tuple[bytes, float]
 
 
@@ -76,21 +77,25 @@ def show_all(bench: Workbench, argv: list[str]) -> Shown:
 
 
 def show_live(bench: Workbench, argv: list[str]) -> Shown:
-    """The output of a run, and the seconds from its first line to its last; starting does not count."""
-    chunks: list[tuple[float, bytes]] = []
-    with bench.start(argv) as process:
+    """The output of a run, and the seconds from the first line printed to the last one shown."""
+    began = bench.folder / "began"
+    began.unlink(missing_ok=True)
+    chunks: list[bytes] = []
+    shown = 0.0
+    with bench.start(argv, extra={"BENCH_BEGAN": str(began)}) as process:
         assert process.stdout is not None
         while data := os.read(process.stdout.fileno(), 1 << 20):
-            chunks.append((time.perf_counter(), data))
+            chunks.append(data)
+            if TAIL in data:
+                shown = time.time()
     bench.must_succeed(process)
-    moments = [moment for moment, data in chunks if b" and some more words" in data]
-    if len(moments) < 2:
+    if not shown:
         raise CannotRun(f"{argv[0]} showed nothing of what the ranks printed")
-    return b"".join(data for _, data in chunks), moments[-1] - moments[0]
+    return b"".join(chunks), shown - min(map(float, began.read_text().split()))
 
 
 def in_order(out: bytes) -> int:
-    """How many lines came whole and in their rank's order; one that comes again or too late counts against."""
+    """How many lines came whole and in their rank's order, less those that came again or too late."""
     expected = [[line(rank, number).encode() for number in range(LINES)] for rank in range(RANKS)]
     last, count = [-1] * RANKS, 0
     for rank_text, text, number_text in LABELLED.findall(out):

@@ -63,9 +63,8 @@ def chosen_hosts(inventory: Inventory, include: str | None, exclude: str | None)
     wanted = set(include.split(",")) if include is not None else names
     unwanted = set(exclude.split(",")) if exclude is not None else set()
     for name in sorted((wanted | unwanted) - names):
-        raise InputError(
-            f"{name!r} is not a host of {inventory.source or 'the list'}, which has {', '.join(sorted(names))}"
-        )
+        has = ", ".join(sorted(names))
+        raise InputError(f"{name!r} is not a host of {inventory.source or 'the list'}, which has {has}")
     hosts = tuple(host for host in inventory.hosts if host.name in wanted - unwanted)
     if not hosts:
         raise InputError("--include and --exclude leave no host")

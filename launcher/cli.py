@@ -5,6 +5,7 @@ Heavy modules are imported inside the commands: `ringctl --help` and `ringctl ps
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher import __version__
+from launcher import __version__, cli_hosts
 from launcher.cli_shared import agents_of, all_runs, host_options, json_option, named_run, pool, run_argument
 from launcher.errors import HostError, InputError, RingctlError
 
@@ -23,8 +24,12 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """The console script: the only place that exits the process."""
+    if home := os.environ.get("RINGCTL_HOME"):
+        os.environ["RINGCTL_HOME"] = os.path.abspath(
+            home
+        )  # supervisors and ranks run in folders of their own
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(prog_name="ringctl", standalone_mode=False)
     except click.exceptions.Abort:
         code = 130
     except click.ClickException as error:
@@ -35,13 +40,21 @@ def main() -> None:
         code = error.exit_code
     except KeyboardInterrupt:
         code = 130
-    except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has seen enough
-        code = 0
     sys.exit(code if isinstance(code, int) else 0)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class Commands(click.Group):
+    """All commands; what each does when whoever read its output has seen enough."""
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still buffered
+            return 1 if context.invoked_subcommand == "launch" else 0  # it has not seen how its run ends
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="ringctl")
 @click.option("--no-input", is_flag=True, help="Never ask for a passphrase or a yes; fail instead.")
 def cli(no_input: bool) -> None:
@@ -97,6 +110,8 @@ def launch(
     from launcher import ask, fold, push, render, run
     from launcher.plan import LaunchOptions, place
 
+    if commands and not dry_run:
+        raise InputError("--commands shows how to start by hand; write --dry-run --commands")
     inventory = ask.inventory(ask.Where(**where), local, world)
     place(inventory, world)
     ask.check_command(command)
@@ -302,6 +317,13 @@ def stopped_line(host: str, answer: dict[str, Any]) -> str:
     if not answer["ended"]:
         return f"{host}: was {answer['was']} already; nothing is left of it"
     return f"{host}: ended ranks {ranges(answer['ended'])}; nothing is left of them"
+
+
+# --- hosts ---------------------------------------------------------------------------------------
+
+cli.add_command(cli_hosts.trust)
+cli.add_command(cli_hosts.execute)
+cli.add_command(cli_hosts.push)
 
 
 # --- completion ----------------------------------------------------------------------------------

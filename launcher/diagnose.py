@@ -103,7 +103,7 @@ class Tails:
 
 
 def first_failure(state: RunState, tails: Mapping[int, Iterable[str]] | Tails) -> Cause | None:
-    """The earliest failure that is not the consequence of another; None if no rank failed."""
+    """The earliest failure that is not the consequence of another; None if nothing failed."""
     last = tails.of if isinstance(tails, Tails) else lambda rank: list(tails.get(rank, ()))
     failed = [rank for rank in state.ranks.values() if rank.state == "failed"]
     if failed:
@@ -114,6 +114,10 @@ def first_failure(state: RunState, tails: Mapping[int, Iterable[str]] | Tails) -
         ended = [rank for rank in state.ranks.values() if rank.reason]
         if ended:
             return Cause(None, ended[0].host, f"the run was ended on {ended[0].host}: {ended[0].reason}")
+    if state.state == "lost":
+        host = next((r.host for r in state.ranks.values() if r.state in ("waiting", "running")), "")
+        text = f"the supervisor on {host} is gone and has not said how its ranks ended"
+        return Cause(None, host, text, "ringctl stop ends what is left of the run")
     return None
 
 

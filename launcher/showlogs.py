@@ -51,7 +51,8 @@ def show(
         write(events)
     if kept:
         write(list(kept))
-    if state is not None and state.state in (*fold.ENDED, "lost"):
+    lost = live or (found.state is not None and found.state.state == "lost")
+    if state is not None and (lost or state.state in fold.ENDED):
         finish(run.outcome(state, tails), look)
 
 

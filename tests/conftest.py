@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import time
@@ -25,10 +26,10 @@ def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     for name in ("RINGCTL_HOSTS", "VIRTUAL_ENV", "CONDA_PREFIX", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
-    ports = listening()
+    ports = listening(mark)
     yield
     assert eventually(lambda: not carrying(mark)), f"processes left behind: {carrying(mark)}"
-    assert eventually(lambda: not listening() - ports), f"ports left open: {listening() - ports}"
+    assert eventually(lambda: not listening(mark) - ports), f"ports left open: {listening(mark) - ports}"
     assert not list(scratch.iterdir()), f"temporary files left behind: {list(scratch.iterdir())}"
 
 
@@ -55,12 +56,18 @@ def carrying(mark: str) -> dict[int, str]:
     return found
 
 
-def listening() -> set[str]:
-    """Local addresses that somebody listens on."""
+def listening(mark: str) -> set[str]:
+    """Local addresses that this process, or one that the test started, listens on."""
+    sockets = set()
+    for pid in {os.getpid(), *carrying(mark)}:
+        with contextlib.suppress(OSError):
+            for fd in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    sockets.add(os.readlink(fd))
     found = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
             fields = line.split()
-            if fields[3] == "0A":
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
                 found.add(fields[1])
     return found

@@ -72,7 +72,7 @@ def training_order(count: int, seed: int, epoch: int, rank: int, world: int) -> 
 
 def evaluation_order(count: int, rank: int, world: int) -> Tensor:
     """The numbers of the images that this rank tests on: all ranks together take each one once."""
-    return torch.arange(rank, count, world)
+    return torch.arange(count)[rank::world]
 
 
 def _read(mnist: Any, folder: Path, *, train: bool) -> Images:

@@ -1,7 +1,8 @@
-"""A rank that prints: print_lines.py COUNT."""
+"""A rank that prints: print_lines.py COUNT. It adds the time when it began to the file $BENCH_BEGAN."""
 
 import os
 import sys
+import time
 
 
 def line(rank: int, number: int) -> str:
@@ -11,6 +12,8 @@ def line(rank: int, number: int) -> str:
 
 if __name__ == "__main__":
     own = int(os.environ["RANK"])
+    with open(os.environ["BENCH_BEGAN"], "a") as f:
+        f.write(f"{time.time()!r}\n")
     for number in range(int(sys.argv[1])):
         sys.stdout.write(line(own, number) + "\n")
         sys.stdout.flush()

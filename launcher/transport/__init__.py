@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from launcher.model import Host
 
@@ -50,6 +50,10 @@ class Transport(Protocol):
 
     def address(self) -> str:
         """The numeric address it was reached at; "" if that is not known (this machine, a jump host)."""
+
+    def unknown_key(self) -> tuple[str, str, str, str, Any] | None:
+        """(name, kind, fingerprint, file to record it in, key) of the first host key on the way there that
+        nobody has trusted yet; None if there is none."""
 
     def close(self) -> None:
         """Give the connection back; the next call opens a new one."""

@@ -49,6 +49,9 @@ class LocalTransport:
     def address(self) -> str:
         return ""
 
+    def unknown_key(self) -> None:
+        return None
+
     def close(self) -> None:
         pass
 

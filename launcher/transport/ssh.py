@@ -2,8 +2,8 @@
 
 This folder is the only importer of fabric and paramiko.
 
-Commands go to `/bin/sh -s` through its stdin, never onto the command line that the user's login shell reads:
-fish, tcsh, a .bashrc that prints, and anything in an inventory are harmless then.
+The command line that the user's login shell reads is always READ_COMMAND; what to run comes through stdin.
+So fish, tcsh, a .bashrc that prints, and anything in an inventory are harmless.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ from launcher.transport.hostkeys import Strict, UnknownKey, fingerprint, known_h
 
 CONNECT_S = 10.0
 KEEPALIVE_S = 15
+READ_COMMAND = (
+    """/bin/sh -c 'read -r line; eval "$line"'"""  # the same to every shell; `read` takes one line only
+)
 WINDOW = 32 << 20  # lets a burst of log lines arrive without waiting for our acknowledgement
 TRIES = 6  # sshd drops connections at random when many come at once (MaxStartups)
 DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
@@ -108,13 +111,14 @@ class SshTransport:
             return ""
         return str(transport.getpeername()[0])
 
-    def check_key(self) -> UnknownKey | None:
-        """The host key, or that of a jump host before it, that nobody has trusted yet."""
+    def unknown_key(self) -> tuple[str, str, str, str, Any] | None:
         try:
             with translated(self.host.name, pass_unknown=True):
                 self._transport()
         except UnknownKey as unknown:
-            return unknown
+            config = self.settings.config.base_ssh_config.lookup(self.host.address)
+            key = unknown.key
+            return unknown.name, key.get_name(), fingerprint(key), known_hosts_files(config)[0], key
         return None
 
     def close(self) -> None:
@@ -128,9 +132,9 @@ class SshTransport:
         """The command, started, with all of its stdin sent."""
         with translated(self.host.name):
             channel = self._transport().open_session(window_size=WINDOW, timeout=CONNECT_S)
-            channel.exec_command("/bin/sh -s")
+            channel.exec_command(READ_COMMAND)
             channel.settimeout(60.0)
-            channel.sendall(b"exec " + shell_words(argv) + b"\n" + stdin)
+            channel.sendall(command_line(argv) + stdin)
             return channel
 
     def _transport(self) -> paramiko.Transport:
@@ -328,9 +332,10 @@ def sentence(error: Exception) -> tuple[str, str]:
 # --- Bytes ---------------------------------------------------------------------------------------
 
 
-def shell_words(argv: Sequence[str]) -> bytes:
-    """argv for a POSIX shell; a leading ~ is left to the program."""
-    return shlex.join(argv).encode("utf-8", "surrogateescape")
+def command_line(argv: Sequence[str]) -> bytes:
+    """argv for a POSIX shell on one line; newlines in it come from a variable."""
+    words = shlex.join(argv).replace("\n", """'"$N"'""")
+    return f'N="$(printf "\\nx")"; N="${{N%x}}"; exec {words}\n'.encode("utf-8", "surrogateescape")
 
 
 def read_all(receive: Callable[[int], bytes], channel: paramiko.Channel, deadline: float) -> bytes:

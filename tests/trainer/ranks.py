@@ -12,7 +12,7 @@ import pickle
 import socket
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,8 +27,8 @@ from trainer.config import Config
 DEADLINE_S = 90.0
 
 
-def each(count: int, work: Callable[[int], Any]) -> list[Any]:
-    """What `work(number)` returns in each of `count` processes, which run at the same time."""
+def each(count: int, work: Callable[[int], Any], *, dying: Collection[int] = ()) -> list[Any]:
+    """What `work(number)` returns in each of `count` processes at once; None for those meant to die of it."""
     context = multiprocessing.get_context("fork")
     started = []
     for number in range(count):
@@ -46,7 +46,7 @@ def each(count: int, work: Callable[[int], Any]) -> list[Any]:
             process.kill()
             process.join()
             receiver.close()
-    failed = [text for text, _ in answers if text]
+    failed = [text for number, (text, _) in enumerate(answers) if text and number not in dying]
     assert not failed, "\n".join(failed)
     return [result for _, result in answers]
 

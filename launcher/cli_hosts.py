@@ -1,0 +1,137 @@
+"""Commands about the hosts themselves: trust, exec, push."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from launcher.cli_shared import host_options, json_option, pool
+from launcher.errors import HostError, InputError, RingctlError
+
+if TYPE_CHECKING:
+    from launcher.agent import Agent
+    from launcher.transport import Completed
+
+
+def agents_at(where: dict[str, str | None]) -> dict[str, Agent]:
+    """The hosts given or found; there must be some."""
+    from launcher.agent import agents_for
+    from launcher.ask import Where
+
+    inventory = Where(**where).inventory()
+    if inventory is None:
+        raise InputError(
+            "there is no inventory here", fix="write a hosts.yaml, or name hosts: -H server1,server2"
+        )
+    return agents_for(inventory.hosts, pool())
+
+
+# --- trust ---------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[HOST]...")
+@host_options
+@click.option(
+    "--yes", is_flag=True, help="Record without asking; only where you know the fingerprints are right."
+)
+def trust(names: tuple[str, ...], yes: bool, **where: str | None) -> int:
+    """Show the host keys of all hosts and, after a yes, record the unknown ones.
+
+    A key that has changed is never recorded: remove the old one by hand once you know why.
+    """
+    from launcher.trust import record, unknown_keys
+
+    agents = agents_at(where)
+    wrong = [name for name in names if name not in agents]
+    if wrong:
+        raise InputError(f"{wrong[0]!r} is not a host of the inventory, which has {', '.join(agents)}")
+    chosen = {name: agent for name, agent in agents.items() if not names or name in names}
+    reachable = True
+    while True:
+        unknown, known, errors = unknown_keys(chosen)
+        for error in errors:
+            click.echo(f"error: {error}", err=True)
+        reachable = reachable and not errors
+        if not unknown:
+            click.echo(f"{len(known)} hosts known" if known else "no host could be asked")
+            return 0 if reachable else HostError.exit_code
+        for key in unknown:
+            click.echo(f"{key.host:16} {key.name:24} {key.kind} {key.fingerprint}")
+        if not (yes or agreed(f"Compare them with the servers' own. Record these {len(unknown)} keys?")):
+            click.echo("nothing was recorded")
+            return 1
+        record(unknown)
+
+
+def agreed(question: str) -> bool:
+    """A yes, typed; without a terminal nobody can say it."""
+    root = click.get_current_context().find_root()
+    if root.params.get("no_input") or not sys.stdin.isatty():
+        raise InputError("nobody is here to say yes", fix="say it with --yes")
+    return click.confirm(question)
+
+
+# --- exec ----------------------------------------------------------------------------------------
+
+
+@click.command("exec", context_settings={"allow_interspersed_args": False})
+@host_options
+@click.option("--timeout", type=click.FloatRange(0.1), default=600.0, help="Seconds to wait for a host.")
+@json_option
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def execute(command: tuple[str, ...], timeout: float, as_json: bool, **where: str | None) -> int:
+    """Run a command on every host: labelled output, then a summary of exit codes."""
+    from launcher import remote, text
+
+    agents = agents_at(where)
+    results = remote.execute(agents, command, timeout, None if as_json else show_output)
+    failed = {host: done for host, done in results.items() if isinstance(done, RingctlError)}
+    codes = {host: done.exit_code for host, done in results.items() if not isinstance(done, RingctlError)}
+    if as_json:
+        click.echo(text.json_line([remote.result_json(host, done) for host, done in results.items()]))
+    else:
+        for line in remote.summary(codes, failed):
+            click.echo(line, err=True)
+    return HostError.exit_code if failed else 1 if any(codes.values()) else 0
+
+
+def show_output(host: str, done: Completed) -> None:
+    for stream, data in ((sys.stdout, done.out), (sys.stderr, done.err)):
+        for line in data.split(b"\n")[: None if data and not data.endswith(b"\n") else -1]:
+            stream.buffer.write(f"[{host}] ".encode() + line + b"\n")
+        stream.flush()
+
+
+# --- push ----------------------------------------------------------------------------------------
+
+
+@click.command()
+@host_options
+@json_option
+def push(as_json: bool, **where: str | None) -> int:
+    """Push the folder you are in to every host, as launch does before it starts a command of yours."""
+    from pathlib import Path
+
+    from launcher import push as pushing
+    from launcher import text
+
+    agents = agents_at(where)
+    snapshot = pushing.take(Path.cwd())
+    results = pushing.push(snapshot, agents)
+    told: dict[str, Any] = {}
+    for host, done in results.items():
+        if isinstance(done, RingctlError):
+            click.echo(f"error: {done}", err=True)
+        else:
+            told[host] = {"files": done.files, "bytes": done.bytes}
+            if not as_json:
+                click.echo(
+                    f"{host}: "
+                    + (f"{done.files} files, {done.bytes:,} bytes" if done.files else "up to date")
+                )
+    if as_json:
+        click.echo(text.json_line({"digest": snapshot.digest, "hosts": told}))
+    return HostError.exit_code if len(told) < len(results) else 0

@@ -1,0 +1,84 @@
+"""What a rank says when the others do not come, or go away."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.trainer.ranks import DEADLINE_S, each, free_port, together
+from trainer import group
+from trainer.config import Config
+from trainer.errors import TrainerError
+
+
+def failure(config: Config) -> str:
+    try:
+        with group.joined(config):
+            group.wait_for_all(1.0)
+    except TrainerError as error:
+        return str(error)
+    return "no error"
+
+
+def test_alone_everything_is_a_no_op() -> None:
+    with group.joined(Config()):
+        tensor = torch.tensor([1.0, 2.0])
+        group.copy_from_rank_0(tensor)
+        group.add_over_ranks(tensor)
+        group.wait_for_all(0.0)
+        assert (group.rank(), group.world(), tensor.tolist()) == (0, 1, [1.0, 2.0])
+
+
+def test_ranks_share_what_rank_0_has_and_add_what_all_have(tmp_path: Path) -> None:
+    def work(rank: int) -> tuple[float, float]:
+        copied, added = torch.tensor([float(rank + 1)]), torch.tensor([float(rank + 1)])
+        group.copy_from_rank_0(copied)
+        group.add_over_ranks(added)
+        return copied.item(), added.item()
+
+    assert together(3, tmp_path, work) == [(1.0, 6.0)] * 3
+
+
+def test_a_rank_that_never_comes_is_told_by_those_that_wait() -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+
+    def work(rank: int) -> str:
+        return failure(
+            Config(rank=rank, world_size=3, init_method=address, gloo_socket_ifname="lo", timeout=1)
+        )
+
+    for rank, message in enumerate(each(2, work)):
+        assert message.startswith(f"rank {rank} could not meet the other 2: ")
+
+
+def test_a_rank_that_dies_is_noticed_long_before_the_timeout(tmp_path: Path) -> None:
+    def work(rank: int) -> str:
+        address = f"file://{tmp_path / 'store'}"
+        config = Config(
+            rank=rank, world_size=2, init_method=address, gloo_socket_ifname="lo", timeout=10 * DEADLINE_S
+        )
+        with pytest.raises(TrainerError) as caught, group.joined(config):
+            group.add_over_ranks(torch.zeros(1))
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            group.add_over_ranks(torch.zeros(1))
+        return str(caught.value)
+
+    message, _ = each(2, work, dying=[1])
+    assert message.startswith("rank 0 lost another rank, whose own output says why: ")
+    assert "peer" in message
+    assert "GLHF" not in message
+
+
+def test_a_mistake_in_a_model_keeps_its_traceback(tmp_path: Path) -> None:
+    def work(rank: int) -> None:
+        address = f"file://{tmp_path / 'store'}"
+        config = Config(rank=rank, world_size=2, init_method=address, gloo_socket_ifname="lo")
+        with pytest.raises(RuntimeError, match="size of tensor"), group.joined(config):
+            torch.zeros(3).add_(torch.zeros(4))
+
+    each(2, work)
