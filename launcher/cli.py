@@ -15,11 +15,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher import __version__, cli_hosts
-from launcher.cli_shared import agents_of, all_runs, host_options, json_option, named_run, pool, run_argument
+from launcher.cli_shared import (
+    agents_of,
+    all_runs,
+    complete_run,
+    host_options,
+    json_option,
+    named_run,
+    pool,
+    run_argument,
+)
 from launcher.errors import HostError, InputError, RingctlError
 
 if TYPE_CHECKING:
-    from launcher.model import Plan
+    from launcher.model import Inventory, Plan
+    from launcher.plan import LaunchOptions
+    from launcher.push import Snapshot
 
 
 def main() -> None:
@@ -107,7 +118,7 @@ def launch(
 
     Ctrl-C stops the run; a second Ctrl-C kills it. If ringctl itself goes away the run goes on.
     """
-    from launcher import ask, fold, push, render, run
+    from launcher import ask, push, run
     from launcher.plan import LaunchOptions, place
 
     if commands and not dry_run:
@@ -134,6 +145,15 @@ def launch(
         plan, _ = run.prepare(inventory, options, pool())
         show_plan(plan, as_json, commands, verbose)
         return 0
+    return launch_and_watch(inventory, options, snapshot, detach=detach, as_json=as_json)
+
+
+def launch_and_watch(
+    inventory: Inventory, options: LaunchOptions, snapshot: Snapshot | None, *, detach: bool, as_json: bool
+) -> int:
+    """Start the run and, unless it is to go on by itself, show it to its end; the exit code."""
+    from launcher import fold, render, run
+
     interrupts = run.Interrupts()
     screen = render.screen_for(as_json)
     before = signal.signal(signal.SIGINT, interrupts)
@@ -192,6 +212,7 @@ def show_detached(plan: Plan, as_json: bool) -> None:
 @click.option("--timestamps", "-t", is_flag=True, help="With the time of each line.")
 @click.option("--prefix/--no-prefix", default=True, help="Label lines with rank and host.")
 @click.option("--previous", is_flag=True, help="The attempt before the newest.")
+@click.option("--download", metavar="DIR", help="Into files instead: one a rank and stream, and all events.")
 @json_option
 def logs(
     run: str | None,
@@ -204,6 +225,7 @@ def logs(
     timestamps: bool,
     prefix: bool,
     previous: bool,
+    download: str | None,
     as_json: bool,
     **where: str | None,
 ) -> int:
@@ -225,6 +247,8 @@ def logs(
     if unknown:
         known = ", ".join(host.name for host in found.hosts)
         raise InputError(f"--host {unknown[0]}: not a host of run {found.run}, which has {known}")
+    if download is not None:
+        return showlogs.download(found, agents_of(found), Path(download), back=1 if previous else 0)
     look = showlogs.Look(as_json=as_json, prefix=prefix, timestamps=timestamps, tail=tail)
     showlogs.show(found, agents_of(found), wanted, look, live=follow, back=1 if previous else 0)
     return 0
@@ -317,6 +341,37 @@ def stopped_line(host: str, answer: dict[str, Any]) -> str:
     if not answer["ended"]:
         return f"{host}: was {answer['was']} already; nothing is left of it"
     return f"{host}: ended ranks {ranges(answer['ended'])}; nothing is left of them"
+
+
+# --- restart -------------------------------------------------------------------------------------
+
+
+@cli.command()
+@click.argument("run", shell_complete=complete_run)
+@click.option("--detach", "-d", is_flag=True, help="Return once it has started.")
+@json_option
+def restart(run: str, detach: bool, as_json: bool) -> int:
+    """Start RUN again on the same hosts, with the same code and options, as its next attempt.
+
+    If it still runs it is stopped first. `logs --previous` shows the attempt before.
+    """
+    from dataclasses import replace
+
+    from launcher import ask, history, push, runs
+
+    found = named_run(run, {})
+    record = history.read(history.path_of(found.run))
+    if record is None:
+        raise InputError(f"run {found.run} was not started from here, so its options are not known here")
+    if not found.is_over:
+        for host, answer in runs.stop(agents_of(found), found.run, grace=5.0).items():
+            if isinstance(answer, RingctlError):
+                raise HostError(host, f"cannot stop the attempt before: {answer.message}")
+    snapshot = push.of_command(record.options.command, ask.TRAINER) if record.options.code else None
+    if snapshot and snapshot.digest != record.options.code:
+        snapshot = None  # what is here has changed since; the hosts have the run's own
+    options = replace(record.options, attempt=record.plan.attempt + 1)
+    return launch_and_watch(record.inventory, options, snapshot, detach=detach, as_json=as_json)
 
 
 # --- hosts ---------------------------------------------------------------------------------------

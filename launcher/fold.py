@@ -17,6 +17,12 @@ def initial(plan: Plan) -> RunState:
     return RunState(plan.run, plan.name, plan.attempt, plan.world, "starting", ranks)
 
 
+def before(state: RunState) -> RunState:
+    """The same run before anything happened, to fold its events from the first one on."""
+    ranks = {number: RankState(number, rank.host) for number, rank in state.ranks.items()}
+    return replace(state, state="starting", ranks=ranks, started=None, ended=None)
+
+
 def from_states(states: Sequence[Mapping[str, Any]]) -> RunState:
     """The run as its hosts' state files (one from each host) tell it."""
     newest = max(states, key=lambda state: state["attempt"])

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.model import Host, Plan, from_json, to_json
+from launcher.model import Host, Inventory, Plan, from_json, to_json
+from launcher.plan import LaunchOptions
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class Record:
     plan: Plan
     hosts: tuple[Host, ...]
     started: float
+    inventory: Inventory
+    options: LaunchOptions
     states: tuple[Mapping[str, Any], ...] = ()  # what each host said last, once all had said that it is over
 
 
@@ -28,10 +31,12 @@ def home() -> Path:
     return Path(os.environ.get("RINGCTL_HOME") or Path.home() / ".ringctl")
 
 
-def remember(plan: Plan, hosts: tuple[Host, ...]) -> None:
+def remember(plan: Plan, inventory: Inventory, options: LaunchOptions) -> None:
     """Written before anything is started, so that even a killed launch can be found and stopped."""
     (home() / "history").mkdir(mode=0o700, parents=True, exist_ok=True)
-    write(Record(plan, hosts, time.time()))
+    names = {host.host for host in plan.hosts}
+    hosts = tuple(host for host in inventory.hosts if host.name in names)
+    write(Record(plan, hosts, time.time(), inventory, options))
 
 
 def close(run: str, states: tuple[Mapping[str, Any], ...]) -> None:
@@ -39,6 +44,10 @@ def close(run: str, states: tuple[Mapping[str, Any], ...]) -> None:
     record = read(path_of(run))
     if record is not None:
         write(replace(record, states=states))
+
+
+def forget(run: str) -> None:
+    path_of(run).unlink(missing_ok=True)
 
 
 def path_of(run: str) -> Path:

@@ -201,6 +201,13 @@ def replace_file(path: str, data: bytes, durable: bool = True) -> None:
         sync_folder(os.path.dirname(path))
 
 
+def remove_file(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
 def sync_folder(path: str) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -974,8 +981,10 @@ def command_start(request: dict[str, Any]) -> dict[str, Any]:
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:
-        if request["attempt"] == 1:
+        before = read_state(str(request["run"]))
+        if request["attempt"] == 1 or (before and before["state"] not in FINAL):
             raise Refused(f"there is a run {request['run']} on this host already") from None
+        remove_file(os.path.join(folder, "stop.json"))  # that was about the attempt before
     replace_file(os.path.join(folder, "plan.json"), json.dumps(request).encode())
     read, write = os.pipe()
     if os.fork() == 0:

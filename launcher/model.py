@@ -192,7 +192,11 @@ T = TypeVar("T")
 
 def to_json(record: Any) -> Any:
     """A record as plain dicts, lists and scalars."""
-    return dataclasses.asdict(record)
+    return dataclasses.asdict(record, dict_factory=_plain)
+
+
+def _plain(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: sorted(value) if isinstance(value, frozenset) else value for key, value in pairs}
 
 
 def from_json(cls: type[T], data: Any) -> T:
@@ -218,10 +222,10 @@ def _build(kind: Any, data: Any) -> Any:
     if origin is types.UnionType:
         rest = [a for a in args if a is not type(None)]
         return None if data is None else _build(rest[0], data)
-    if origin is tuple:
+    if origin in (tuple, frozenset):
         if not isinstance(data, (list, tuple)):
             raise TypeError(f"expected a list, not {type(data).__name__}")
-        return tuple(_build(args[0], item) for item in data)
+        return origin(_build(args[0], item) for item in data)
     if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
         if not isinstance(data, Mapping):
             raise TypeError(f"expected an object, not {type(data).__name__}")

@@ -70,7 +70,6 @@ def facts_of(agents: Mapping[str, Agent]) -> Callable[[str], Facts]:
 
 def start(plan: Plan, agents: Mapping[str, Agent]) -> None:
     """Start every host's ranks, or none: if one host cannot, the others are stopped again."""
-    history.remember(plan, tuple(agent.host for agent in agents.values()))
     requests = {host.host: start_request(plan, host.host) for host in plan.hosts}
     results = fan_out(requests, lambda name: agents[name].start(requests[name]))
     errors = [error for error in results.values() if isinstance(error, RingctlError)]
@@ -96,11 +95,13 @@ def launch(
         if attempt == 0:
             screen.plan(plan)
             push_code(snapshot, agents, screen)
+        history.remember(plan, inventory, options)
         try:
             start(plan, agents)
         except PortTaken:
             if fixed or attempt == PORT_TRIES - 1:
                 raise
+            history.forget(plan.run)
             options = replace(options, run=new_run_id())
         else:
             return plan, agents

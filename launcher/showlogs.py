@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
 
 from launcher import fold, render, run, text
 from launcher.agent import Agent
 from launcher.diagnose import Tails
+from launcher.errors import HostError, InputError
 from launcher.follow import follow, presence
 from launcher.logs import Filter, fold_repeats, line_writer
 from launcher.model import Event
@@ -31,7 +35,7 @@ def show(
 ) -> None:
     """Print the run's events until its end (`live`) or as far as they go; then how it ended, if it has."""
     write, tails = writer(look), Tails()
-    state = found.state
+    state = fold.before(found.state) if found.state else None
     kept: deque[Event] | None = None if look.tail is None else deque(maxlen=look.tail)
     away: Mapping[str, str] = {}
     for update in follow(agents, found.run, live=live, back=back):
@@ -54,6 +58,36 @@ def show(
     lost = live or (found.state is not None and found.state.state == "lost")
     if state is not None and (lost or state.state in fold.ENDED):
         finish(run.outcome(state, tails), look)
+
+
+def download(found: Found, agents: Mapping[str, Agent], target: Path, *, back: int) -> int:
+    """Write DIR/<run>/: events.jsonl in merged order, and what each rank wrote, byte for byte."""
+    folder = target / found.run
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise InputError(f"{folder} is there already; name another folder") from None
+    files: dict[str, BinaryIO] = {}
+    away: Mapping[str, str] = {}
+    with contextlib.ExitStack() as stack:
+
+        def file(name: str) -> BinaryIO:
+            if name not in files:
+                files[name] = stack.enter_context(open(folder / name, "wb"))
+            return files[name]
+
+        for update in follow(agents, found.run, live=False, back=back):
+            away = update.away
+            for event in update.events:
+                file("events.jsonl").write(text.json_line(event.to_json()).encode() + b"\n")
+                if event.kind == "line":
+                    data = event.data["text"] + event.data.get("end", "\n")
+                    name = f"rank{event.rank}.{event.data['stream']}.log"
+                    file(name).write(data.encode("utf-8", "surrogateescape"))
+    for reason in away.values():
+        print(f"error: {reason}; its part is missing", file=sys.stderr)
+    print(f"{len(files)} files in {folder}")
+    return HostError.exit_code if away else 0
 
 
 def writer(look: Look) -> Callable[[list[Event]], None]:

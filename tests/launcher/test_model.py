@@ -106,7 +106,9 @@ def test_an_event_is_one_flat_object() -> None:
 
 def test_a_plan_knows_where_each_rank_is() -> None:
     def on(host: str, *ranks: int) -> HostPlan:
-        return HostPlan(host, "/", None, True, tuple(RankSpec(r, i, ("true",), {}) for i, r in enumerate(ranks)))
+        return HostPlan(
+            host, "/", None, True, tuple(RankSpec(r, i, ("true",), {}) for i, r in enumerate(ranks))
+        )
 
     plan = Plan("r", "", 1, 3, "127.0.0.1", 1, (), (on("a", 0, 1), on("b", 2)))
     assert plan.rank_hosts == {0: "a", 1: "a", 2: "b"}

@@ -19,7 +19,9 @@ from launcher.model import EnvSpec, Facts, Host, HostPlan, Inventory, Plan, Rank
 from launcher.plan import LaunchOptions, is_trainer, make_plan, place, shell_command, shell_commands
 from tests.launcher.ringctl import wait_for
 
-OPTIONS = LaunchOptions(run="r1", name="", command=("python", "t.py"), trainer="/ring/train.py", workdir="/work")
+OPTIONS = LaunchOptions(
+    run="r1", name="", command=("python", "t.py"), trainer="/ring/train.py", workdir="/work"
+)
 
 
 @st.composite
@@ -50,7 +52,9 @@ def plan_for(*hosts: Host, options: LaunchOptions = OPTIONS, **facts: Any) -> Pl
 
 
 @given(inventories(), st.data())
-def test_every_rank_is_placed_once_and_the_master_holds_rank_0(inventory: Inventory, data: st.DataObject) -> None:
+def test_every_rank_is_placed_once_and_the_master_holds_rank_0(
+    inventory: Inventory, data: st.DataObject
+) -> None:
     slots = sum(host.slots for host in inventory.hosts)
     world = data.draw(st.none() | st.integers(1, slots))
     placed = place(inventory, world)
@@ -85,7 +89,9 @@ def test_the_hosts_fill_up_in_order_behind_the_master() -> None:
 @given(inventories())
 def test_the_same_input_gives_the_same_plan_to_the_byte(inventory: Inventory) -> None:
     facts = facts_for(inventory)
-    first, second = (make_plan(inventory, dict(sorted(facts.items(), reverse=r)), OPTIONS) for r in (False, True))
+    first, second = (
+        make_plan(inventory, dict(sorted(facts.items(), reverse=r)), OPTIONS) for r in (False, True)
+    )
     assert json.dumps(to_json(first)) == json.dumps(to_json(second))
     assert from_json(Plan, json.loads(json.dumps(to_json(first)))) == first
 
@@ -129,7 +135,8 @@ def test_variables_of_the_command_line_win_over_the_hosts_and_neither_over_ringc
 
 
 @pytest.mark.parametrize(
-    ("line", "file", "port"), [(None, None, 23456), (None, 7777, 7777), (6666, None, 6666), (6666, 7777, 6666)]
+    ("line", "file", "port"),
+    [(None, None, 23456), (None, 7777, 7777), (6666, None, 6666), (6666, 7777, 6666)],
 )
 def test_the_master_port_is_the_given_one_or_one_that_is_free(
     line: int | None, file: int | None, port: int

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import pickle
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Callable, Collection, Mapping
@@ -86,9 +87,10 @@ def trained(world: int, folder: Path, *options: str, env: Mapping[str, str] | No
     run.mkdir(parents=True)
 
     def as_rank(rank: int) -> int:
-        for stream, name in ((1, "out"), (2, "err")):
-            with (run / f"{rank}.{name}").open("wb") as file:
-                os.dup2(file.fileno(), stream)
+        # Both what Python prints and what gloo prints itself.
+        sys.stdout, sys.stderr = ((run / f"{rank}.{name}").open("w", buffering=1) for name in ("out", "err"))
+        os.dup2(sys.stdout.fileno(), 1)
+        os.dup2(sys.stderr.fileno(), 2)
         os.environ.update({"RINGCTL_METRICS": str(run / f"{rank}.jsonl"), **(env or {})})
         place = ["--init-method", address, "--rank", str(rank), "--world-size", str(world)]
         return main([*place, "--gloo_socket_ifname", "lo", "--threads", "1", *options])

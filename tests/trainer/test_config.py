@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import trainer
 from tests.trainer import idx
 from trainer.compress import FORMATS
 from trainer.config import Config, parse
+from trainer.errors import InputError
 from trainer.models import MODELS
 from trainer.sync import STRATEGIES
 
@@ -85,15 +87,23 @@ def run(
     return subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("check", [False, True], ids=["", "check"])
 @pytest.mark.parametrize(("options", "message"), BAD_OPTIONS, ids=[" ".join(bad) for bad, _ in BAD_OPTIONS])
 def test_a_wrong_option_is_one_sentence_and_exit_code_2_before_torch_is_imported(
-    options: list[str], message: str, check: bool, without_torch: dict[str, str], tmp_path: Path
+    options: list[str], message: str, without_torch: dict[str, str], tmp_path: Path
 ) -> None:
-    done = run([*options, *["--check"] * check], without_torch, tmp_path)
+    done = run(options, without_torch, tmp_path)
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith(f"trainer: {message}")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("options", "message"), BAD_OPTIONS, ids=[" ".join(bad) for bad, _ in BAD_OPTIONS])
+def test_check_refuses_the_same_options(
+    options: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="^" + re.escape(message)):
+        parse(["--check", *options], {})
 
 
 @pytest.mark.parametrize(("change", "message"), BAD_VARIABLES, ids=[message for _, message in BAD_VARIABLES])
@@ -151,7 +161,7 @@ def test_the_rank_comes_from_torchruns_variables() -> None:
 
 
 def test_options_win_over_variables() -> None:
-    config = parse("--rank 0 --world-size 2 --init-method tcp://10.0.0.2:80".split(), RANK)
+    config = parse(["--rank", "0", "--world-size", "2", "--init-method", "tcp://10.0.0.2:80"], RANK)
     assert (config.rank, config.world_size, config.init_method) == (0, 2, "tcp://10.0.0.2:80")
 
 

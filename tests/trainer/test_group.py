@@ -61,11 +61,16 @@ def test_a_rank_that_dies_is_noticed_long_before_the_timeout(tmp_path: Path) -> 
         config = Config(
             rank=rank, world_size=2, init_method=address, gloo_socket_ifname="lo", timeout=10 * DEADLINE_S
         )
-        with pytest.raises(TrainerError) as caught, group.joined(config):
-            group.add_over_ranks(torch.zeros(1))
-            if rank == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-            group.add_over_ranks(torch.zeros(1))
+
+        def meet_twice() -> None:
+            with group.joined(config):
+                group.add_over_ranks(torch.zeros(1))
+                if rank == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                group.add_over_ranks(torch.zeros(1))
+
+        with pytest.raises(TrainerError) as caught:
+            meet_twice()
         return str(caught.value)
 
     message, _ = each(2, work, dying=[1])

@@ -45,8 +45,8 @@ def test_the_same_files_packed_or_not_give_the_same_bytes(whole: dict[str, bytes
     plain = make(idx.write(tmp_path / "plain", whole), tmp_path / "a")
     packed = make(idx.write(tmp_path / "packed", whole, packed=True), tmp_path / "b")
     assert plain == packed
-    sums = dict(reversed(line.split()) for line in plain["SHA256SUMS"].decode().splitlines())
-    assert sums == {
+    lines = [line.split() for line in plain["SHA256SUMS"].decode().splitlines()]
+    assert {name: digest for digest, name in lines} == {
         name.removesuffix(".gz"): hashlib.sha256(gzip.decompress(content)).hexdigest()
         for name, content in plain.items()
         if name.endswith(".gz")

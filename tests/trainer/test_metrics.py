@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.ranks import records
-from trainer import metrics
 from trainer.metrics import Lines, Metrics
 
 
@@ -16,7 +15,7 @@ from trainer.metrics import Lines, Metrics
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, in a list that a test can change."""
     clock = [100.0]
-    monkeypatch.setattr(metrics.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("trainer.metrics.time.monotonic", lambda: clock[0])
     return clock
 
 
@@ -91,7 +90,12 @@ def test_a_line_is_one_write_and_comes_after_what_others_wrote(
     path.write_text('{"from": "an earlier attempt"}\n')
     written: list[bytes] = []
     real_write = os.write
-    monkeypatch.setattr(os, "write", lambda fd, text: written.append(text) or real_write(fd, text))
+
+    def write(descriptor: int, text: bytes) -> int:
+        written.append(text)
+        return real_write(descriptor, text)
+
+    monkeypatch.setattr(os, "write", write)
     lines = Lines(str(path))
     lines.append({"a": 1})
     with path.open("a") as other:
@@ -99,7 +103,7 @@ def test_a_line_is_one_write_and_comes_after_what_others_wrote(
     lines.append({"a": 2})
     lines.close()
     assert [json.loads(line) for line in written] == [{"a": 1}, {"a": 2}]
-    assert [list(r.values())[0] for r in records(path)] == ["an earlier attempt", 1, "someone else", 2]
+    assert [next(iter(r.values())) for r in records(path)] == ["an earlier attempt", 1, "someone else", 2]
 
 
 def test_a_file_that_cannot_be_written_is_told_once_and_training_goes_on(

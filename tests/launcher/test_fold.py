@@ -1,0 +1,166 @@
+"""Events -> RunState: the one truth behind screens, exit codes and reports."""
+
+from __future__ import annotations
+
+import json
+from functools import reduce
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher import fold
+from launcher.model import (
+    Event,
+    HostPlan,
+    Plan,
+    RankSpec,
+    RankState,
+    RankStatus,
+    RunState,
+    RunStatus,
+    to_json,
+)
+from tests.launcher.ringctl import detach, events, state, wait_until_final
+
+
+def plan_of(world: int) -> Plan:
+    ranks = tuple(RankSpec(rank, rank, ("true",), {}) for rank in range(world))
+    return Plan("r", "n", 1, world, "127.0.0.1", 1, (), (HostPlan("h", "/", None, True, ranks),))
+
+
+def event(kind: str, rank: int | None, time: float, **data: Any) -> Event:
+    return Event(kind, time, "r", 1, "h", rank, data)
+
+
+def exited(rank: int, time: float, state: str, code: int = 0, **data: Any) -> Event:
+    return event(
+        "rank_exited", rank, time, **{"state": state, "exit_code": code, "signal": None, "reason": "", **data}
+    )
+
+
+def folded(world: int, *happened: Event) -> RunState:
+    return reduce(fold.fold, happened, fold.initial(plan_of(world)))
+
+
+def test_a_run_goes_from_starting_to_running_to_succeeded() -> None:
+    story = [
+        event("rank_started", 0, 1.0, pid=10),
+        event("rank_started", 1, 2.0, pid=11),
+        exited(1, 3.0, "succeeded"),
+        exited(0, 4.0, "succeeded"),
+    ]
+    states = [folded(2, *story[:n]).state for n in range(5)]
+    assert states == ["starting", "running", "running", "running", "succeeded"]
+    end = folded(2, *story)
+    assert (end.started, end.ended) == (1.0, 4.0)
+    assert (end.ranks[0].pid, end.ranks[1].ended) == (10, 3.0)
+
+
+def test_a_metric_updates_what_it_names_and_keeps_the_rest() -> None:
+    run = folded(1, event("metric", 0, 1.0, step=1, loss=2.0), event("metric", 0, 2.0, step=2))
+    assert run.ranks[0].metric == {"step": 2, "loss": 2.0}
+
+
+def test_lines_and_strangers_change_nothing() -> None:
+    before = folded(1, event("rank_started", 0, 1.0, pid=10))
+    for other in (
+        event("line", 0, 2.0, stream="out", text="x"),
+        event("metric", 7, 2.0, step=1),
+        event("host_finished", None, 2.0, state="succeeded"),
+        event("of a newer ringctl", None, 2.0),
+    ):
+        assert fold.fold(before, other) == before
+
+
+def rank(state: RankStatus, reason: str = "") -> RankState:
+    return RankState(0, "h", state=state, reason=reason)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "status"),
+    [
+        ([rank("waiting"), rank("waiting")], "starting"),
+        ([rank("waiting"), rank("running")], "running"),
+        ([rank("succeeded"), rank("running")], "running"),
+        ([rank("failed"), rank("running")], "running"),
+        ([rank("succeeded"), rank("succeeded")], "succeeded"),
+        ([rank("failed"), rank("succeeded")], "failed"),
+        ([rank("failed"), rank("stopped", "rank 0 failed")], "failed"),
+        ([rank("stopped", "stopped"), rank("succeeded")], "stopped"),
+        ([rank("stopped", "stopped"), rank("stopped", "stopped")], "stopped"),
+        ([rank("stopped", "its supervisor was killed")], "failed"),
+    ],
+)
+def test_what_the_ranks_together_amount_to(ranks: list[RankState], status: str) -> None:
+    assert fold.run_status(dict(enumerate(ranks))) == status
+
+
+@given(st.lists(st.sampled_from(get_args(RankStatus)), min_size=1, max_size=6))
+def test_a_run_is_over_exactly_when_all_its_ranks_are(states: list[RankStatus]) -> None:
+    status = fold.run_status({number: rank(state) for number, state in enumerate(states)})
+    assert (status in fold.ENDED) == (not {"waiting", "running"} & set(states))
+
+
+def story_of(number: int) -> list[Event]:
+    """All of one rank's events, at times that other ranks share."""
+    end = exited(number, 3.0, "failed" if number == 1 else "succeeded", number)
+    return [event("rank_started", number, 1.0, pid=number), event("metric", number, 2.0, step=number), end]
+
+
+@given(st.permutations([0, 0, 0, 1, 1, 1, 2, 2, 2]))
+def test_however_the_ranks_are_heard_the_run_ends_the_same(order: list[int]) -> None:
+    stories = {number: iter(story_of(number)) for number in range(3)}
+    mixed = [next(stories[number]) for number in order]
+    assert folded(3, *mixed) == folded(3, *(one for number in range(3) for one in story_of(number)))
+
+
+@pytest.mark.parametrize("status", get_args(RunStatus))
+def test_the_exit_code_follows_from_the_state(status: RunStatus) -> None:
+    run = RunState("r", "", 1, 1, status, {})
+    assert fold.exit_code(run) == {"succeeded": 0, "stopped": 130}.get(status, 1)
+
+
+def test_a_result_is_what_any_rank_said() -> None:
+    run = folded(2, event("metric", 1, 1.0, accuracy=0.97))
+    assert fold.result(run, "accuracy") == 0.97
+    assert fold.result(run, "parameters_sha256") is None
+
+
+@pytest.mark.parametrize(
+    "command", ["exit 0", "exit $RANK", "kill -KILL $$", "test $RANK = 0 || sleep 600; exit 3"]
+)
+def test_the_events_and_the_hosts_own_word_tell_the_same_story(command: str) -> None:
+    script = f'echo "{{\\"step\\": $RANK}}" >>$RINGCTL_METRICS; {command}'
+    run = detach(["sh", "-c", script])
+    wait_until_final(run)
+    told = [Event(e.pop("kind"), e.pop("time"), run, 1, "localhost", e.pop("rank"), e) for e in events(run)]
+    initial = fold.from_states([{**state(run), "ranks": [{**r, **NOTHING_YET} for r in state(run)["ranks"]]}])
+    from_events = reduce(fold.fold, told, initial)
+    from_host = fold.from_states([state(run)])
+
+    def essence(run: RunState) -> Any:
+        about = json.loads(json.dumps(to_json(run)))
+        ranks = [{k: v for k, v in r.items() if k not in ("seen", "ended")} for r in about["ranks"].values()]
+        return about["state"], ranks
+
+    assert essence(from_events) == essence(from_host)
+    assert from_host.state in fold.ENDED
+
+
+NOTHING_YET = {"state": "waiting", "pid": None, "exit_code": None, "signal": None, "reason": "", "metric": {}}
+
+
+def test_the_newest_attempt_counts_and_a_lost_host_makes_a_lost_run() -> None:
+    def host(name: str, attempt: int, status: str, rank_state: str, number: int) -> dict[str, Any]:
+        ranks = [{**NOTHING_YET, "rank": number, "state": rank_state, "seen": 1.0}]
+        about = {"run": "r", "name": "", "world": 2, "started": float(attempt), "ended": None}
+        return {**about, "host": name, "attempt": attempt, "state": status, "ranks": ranks}
+
+    old = host("a", 1, "failed", "failed", 0)
+    run = fold.from_states(
+        [old, host("a", 2, "running", "running", 0), host("b", 2, "running", "running", 1)]
+    )
+    assert (run.attempt, run.state, list(run.ranks), run.started) == (2, "running", [0, 1], 2.0)
+    assert fold.from_states([host("a", 1, "lost", "running", 0)]).state == "lost"
