@@ -22,7 +22,15 @@ BIN = Path(sys.executable).parent
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 MARK = "BENCH_MARK"  # not RINGCTL_...: ringctl takes those out of the environment of what it starts
 LEFT_OVER_S = 5.0  # how long what a benchmark started may take to end by itself
-OF_THE_CALLER = ("RINGCTL_", "TORCHELASTIC_", "VIRTUAL_ENV", "CONDA_PREFIX")  # must not decide what is run
+# What must not decide what is run, nor how: as a user has it who set nothing.
+OF_THE_CALLER = (
+    "RINGCTL_",
+    "TORCHELASTIC_",
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+    "PYTHONDONTWRITEBYTECODE",
+    "PYTHONUNBUFFERED",
+)
 
 
 class CannotRun(Exception):

@@ -102,6 +102,7 @@ class Merger:
     def __init__(self, hosts: Sequence[str]) -> None:
         self._waiting: list[tuple[float, int, Event]] = []
         self._watermark = dict.fromkeys(hosts, 0.0)
+        self._latest = dict.fromkeys(hosts, 0.0)
         self._count = 0
 
     def add(self, piece: Piece) -> list[Event]:
@@ -114,7 +115,9 @@ class Merger:
             return piece.events
         for event in piece.events:
             self._count += 1
-            heapq.heappush(self._waiting, (event.time, self._count, event))
+            # A host's own order stays, even when its clock was set back.
+            self._latest[piece.host] = max(self._latest[piece.host], event.time)
+            heapq.heappush(self._waiting, (self._latest[piece.host], self._count, event))
         return self._ready(min(self._watermark.values(), default=float("inf")))
 
     def _ready(self, until: float) -> list[Event]:

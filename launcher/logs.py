@@ -67,7 +67,7 @@ def parse_since(text: str, now: float) -> float:
 def parse_grep(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:  # a{9999999999}, ((((...
         raise InputError(
             f"--grep {text}: not a regular expression: {error}", fix=r"write \( for a bracket"
         ) from None

@@ -46,7 +46,8 @@ def train(config: Config) -> None:
         train_on(dataset, config)
 
 
-def train_on(dataset: Dataset, config: Config) -> None:
+def train_on(dataset: Dataset, config: Config) -> nn.Module:
+    """Train on these images and return the model; all ranks of the group do so at the same time."""
     # The same seed gives every rank the same model, but only where torch is the same: rank 0's is the one
     # that counts.
     model = MODELS[config.model]()
@@ -86,6 +87,7 @@ def train_on(dataset: Dataset, config: Config) -> None:
 
     metrics.run_done(accuracy, flat.sha256())
     say(f"test accuracy {100 * accuracy:.1f} %")
+    return model
 
 
 def planned(config: Config, images: int) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,12 @@ import torch
 
 from tests.trainer import idx
 from tests.trainer.ranks import together, trained
+from trainer import data
 from trainer.config import DEFAULT_EPOCHS, Config
 from trainer.errors import TrainerError
 from trainer.models import MODELS
 from trainer.sync import STRATEGIES
-from trainer.train import planned, share_batch_norm_statistics
+from trainer.train import planned, share_batch_norm_statistics, train_on
 
 
 @pytest.fixture
@@ -44,6 +46,22 @@ def test_the_same_seed_gives_the_same_bits_and_another_one_others(tmp_path: Path
         return sha256
 
     assert parameters("1") == parameters("1") != parameters("2")
+
+
+def test_all_ranks_start_from_rank_0s_parameters_and_end_with_one_model_batch_norm_included(
+    tmp_path: Path, small: str
+) -> None:
+    def model_after_a_step(first_seed: int) -> list[bytes]:
+        def work(rank: int) -> bytes:
+            torch.manual_seed(first_seed + rank)  # each rank would start from another model
+            model = train_on(data.load(small, os.environ), Config(rank=rank, world_size=3, steps=1))
+            return b"".join(tensor.numpy().tobytes() for tensor in model.state_dict().values())
+
+        return together(3, tmp_path, work)
+
+    first, second = model_after_a_step(1), model_after_a_step(2)
+    assert len(set(first)) == len(set(second)) == 1
+    assert first != second
 
 
 def test_training_learns(tmp_path: Path) -> None:

@@ -1,0 +1,195 @@
+"""One stream from many hosts: nothing lost, nothing repeated, each rank in its own order."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher.follow import Decoder, Merger, Piece
+from launcher.model import Event
+from tests.launcher.ringctl import detach, events, run_folder, wait_until_final
+
+HOSTD = Path(__file__).parents[2] / "launcher" / "hostd.py"
+
+
+def stream(run: str, cursor: list[int] | None = None) -> bytes:
+    """What a follower of a finished run is sent."""
+    request = json.dumps({"run": run, "follow": True, "cursor": cursor})
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", HOSTD, "follow"], input=request.encode(), capture_output=True, check=True
+    )
+    return done.stdout
+
+
+def sent_at(data: bytes) -> float:
+    """The time of hostd's first word: a follower takes the two clocks for equal when it is also its own."""
+    first = re.search(rb'^\{"kind":"cursor","time":([0-9.]+)', data, re.MULTILINE)
+    assert first
+    return float(first[1])
+
+
+def cut_into_segments(run: str, pieces: int) -> None:
+    """Spread the run's log over several segments, as a long run's is."""
+    (whole,) = run_folder(run).glob("events-1-*.jsonl")
+    lines = whole.read_bytes().splitlines(keepends=True)
+    size = len(lines) // pieces + 1
+    for number in range(pieces):
+        part = run_folder(run) / f"events-1-{number + 1:06d}.jsonl"
+        part.write_bytes(b"".join(lines[number * size : (number + 1) * size]))
+
+
+@pytest.fixture
+def run() -> str:
+    """A finished run with a hundred lines of each of two ranks, in three segments."""
+    run = detach(["sh", "-c", "seq 1 100; printf '\\344\\270 \\377\\r'; echo '{\"kind\":\"end\"}'"])
+    wait_until_final(run)
+    cut_into_segments(run, 3)
+    return run
+
+
+def decoded(pieces: list[Piece]) -> list[Event]:
+    return [event for piece in pieces for event in piece.events]
+
+
+def flat(found: list[Event]) -> list[Any]:
+    """As they are on disk."""
+    return [{"kind": e.kind, "time": e.time, "rank": e.rank, **e.data} for e in found]
+
+
+# --- Decoder -------------------------------------------------------------------------------------
+
+
+def test_a_stream_holds_every_event_and_says_when_it_is_over(run: str) -> None:
+    data = stream(run)
+    piece = Decoder(run, "h", lambda: sent_at(data)).feed(data)
+    assert flat(piece.events) == events(run)
+    assert {(e.run, e.attempt, e.host) for e in piece.events} == {(run, 1, "h")}
+    assert piece.over
+
+
+def test_fed_byte_by_byte_it_says_the_same_as_fed_whole(run: str) -> None:
+    data = b"Welcome to a chatty login shell\n" + stream(run)
+    whole, slow = (Decoder(run, "h", lambda: sent_at(data)) for _ in range(2))
+    at_once = whole.feed(data)
+    pieces = [slow.feed(data[i : i + 1]) for i in range(len(data))]
+    assert decoded(pieces) == at_once.events
+    assert slow.cursor == whole.cursor
+    assert [piece.over for piece in pieces].count(True) == 1
+    assert pieces[-1].over
+
+
+def boundaries(data: bytes) -> Iterator[int]:
+    """Places around each of hostd's own words in the stream."""
+    for mark in (b"--ringctl-hostd--\n", b'{"kind":"cursor"', b'{"kind":"end","time"'):
+        at = data.find(mark)
+        while at >= 0:
+            end = data.index(b"\n", at) + 1
+            yield from (at + 1, end - 1, end)
+            at = data.find(mark, at + 1)
+
+
+def test_after_a_drop_anywhere_nothing_is_lost_and_nothing_repeated(run: str) -> None:
+    data, whole = stream(run), events(run)
+
+    def resumed_after(cuts: list[int]) -> list[Any]:
+        received, pieces = data, []
+        decoder = Decoder(run, "h", lambda: sent_at(received))
+        for cut in cuts:
+            pieces.append(decoder.feed(received[:cut]))
+            decoder.restart()
+            received = stream(run, decoder.cursor)
+        pieces.append(decoder.feed(received))
+        assert pieces[-1].over
+        return flat(decoded(pieces))
+
+    for cut in sorted(set(boundaries(data))):
+        assert resumed_after([cut]) == whole, f"cut at {cut}"
+
+    @settings(max_examples=10, deadline=None)
+    @given(st.lists(st.integers(0, len(data) - 1), min_size=1, max_size=2))
+    def wherever(cuts: list[int]) -> None:
+        assert resumed_after(cuts) == whole
+
+    wherever()
+
+
+def test_times_of_a_host_whose_clock_is_ahead_are_corrected(run: str) -> None:
+    data = stream(run)
+    (first, *_) = Decoder(run, "h", lambda: sent_at(data) - 3600).feed(data).events
+    assert first.time == pytest.approx(events(run)[0]["time"] - 3600)
+
+
+def test_what_hostd_refuses_is_passed_on() -> None:
+    data = subprocess.run(
+        [sys.executable, HOSTD, "follow"], input=b'{"run": "none"}', capture_output=True, check=False
+    ).stdout
+    piece = Decoder("none", "h").feed(data)
+    assert piece.over
+    assert "there is no run none" in piece.error
+
+
+# --- Merger --------------------------------------------------------------------------------------
+
+
+@st.composite
+def broadcasts(draw: st.DrawFn, in_order: bool) -> list[Piece]:
+    """What several hosts send, cut into pieces, in some order of arrival; each host's own order is kept."""
+    queues = []
+    for host in range(draw(st.integers(1, 4))):
+        times = draw(st.lists(st.integers(1, 50).map(float), max_size=12))
+        stamps = sorted(times) if in_order else times
+        sent = [Event("line", t, "r", 1, f"h{host}", host, {"n": n}) for n, t in enumerate(stamps)]
+        queue, size = [], draw(st.integers(1, 5))
+        for i in range(0, len(sent), size):
+            part = sent[i : i + size]
+            queue.append(Piece(f"h{host}", events=part, watermark=part[-1].time))
+        queue.append(Piece(f"h{host}", over=True))
+        queues.append(queue)
+    arrived = []
+    while any(queues):
+        arrived.append(draw(st.sampled_from([queue for queue in queues if queue])).pop(0))
+    return arrived
+
+
+def merged(arrived: list[Piece]) -> list[Event]:
+    merger = Merger(sorted({piece.host for piece in arrived}))
+    return [event for piece in arrived for event in merger.add(piece)]
+
+
+@given(broadcasts(in_order=True))
+def test_events_of_all_hosts_come_out_in_the_order_of_their_times(arrived: list[Piece]) -> None:
+    times = [event.time for event in merged(arrived)]
+    assert times == sorted(times)
+
+
+@given(broadcasts(in_order=False))
+def test_nothing_is_lost_and_each_hosts_order_stays_even_if_its_clock_jumps(arrived: list[Piece]) -> None:
+    out = merged(arrived)
+    for host in {piece.host for piece in arrived}:
+        sent = [event for piece in arrived if piece.host == host for event in piece.events]
+        assert [event for event in out if event.host == host] == sent
+    assert len(out) == sum(len(piece.events) for piece in arrived)
+
+
+def test_an_event_waits_until_no_earlier_one_can_come() -> None:
+    early, late = (Event("line", t, "r", 1, host, 0, {}) for t, host in ((1.0, "a"), (2.0, "b")))
+    merger = Merger(["a", "b"])
+    assert merger.add(Piece("b", events=[late], watermark=2.0)) == []
+    assert merger.add(Piece("a", events=[early], watermark=1.0)) == [early]
+    assert merger.add(Piece("a", watermark=2.5)) == [late]
+
+
+def test_a_host_that_is_over_is_not_waited_for() -> None:
+    late = Event("line", 2.0, "r", 1, "b", 0, {})
+    merger = Merger(["a", "b"])
+    assert merger.add(Piece("b", events=[late], watermark=2.0)) == []
+    assert merger.add(Piece("a", over=True)) == [late]
