@@ -47,7 +47,10 @@ class Dataset:
 
 
 def load(data: str, environ: Mapping[str, str]) -> Dataset:
-    """What `--data` asks for, unpacked or downloaded first where needed."""
+    """What `--data` asks for, unpacked or downloaded first where needed.
+
+    A download comes from torchvision's mirrors, or from the URL in $RINGCTL_MNIST_MIRROR.
+    """
     mnist = mnist_class()
     home = staging.home_folder(environ)
     if data == "mini":

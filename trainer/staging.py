@@ -155,7 +155,8 @@ def _unpacked(location: str) -> Iterator[bytes]:
             while block := stream.read(BLOCK):
                 yield block
     except (OSError, EOFError, zlib.error, http.client.HTTPException, ValueError) as error:
-        raise SourceError(str(error) or type(error).__name__) from error
+        reason = str(error).removeprefix("<urlopen error ").removesuffix(">")
+        raise SourceError(reason or type(error).__name__) from error
 
 
 def _open(location: str) -> IO[bytes]:
