@@ -58,7 +58,8 @@ def run(names: list[str], json_file: Path | None) -> int:
         print(f"\n{name}: {summary(BENCHMARKS[name])}", flush=True)
         try:
             with workbench(name) as bench:
-                results[name] += BENCHMARKS[name](bench)
+                for measurement in BENCHMARKS[name](bench):
+                    results[name].append(measurement)  # one by one: those before a failure count
         except CannotRun as error:
             failures[name] = str(error)
             print(f"could not run: {error}", flush=True)

@@ -39,8 +39,9 @@ class Agent:
         """{"runs": [state, ...], "time": the host's clock}."""
         return self.ask("hostd.py", ["runs"], {"run": run})
 
-    def stop(self, run: str, grace: float) -> dict[str, Any]:
-        return self.ask("hostd.py", ["stop"], {"run": run, "grace": grace}, timeout=ANSWER_S + grace)
+    def stop(self, run: str, grace: float, reason: str = "stopped") -> dict[str, Any]:
+        request = {"run": run, "grace": grace, "reason": reason}
+        return self.ask("hostd.py", ["stop"], request, timeout=ANSWER_S + grace)
 
     def follow(self, request: dict[str, Any]) -> Channel:
         """The run's events as hostd's `follow` sends them, sentinel first."""

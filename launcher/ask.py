@@ -133,12 +133,27 @@ def check_command(command: tuple[str, ...]) -> None:
     if not program or "\0" in "".join(command):
         raise InputError("the command after -- is empty")
     if os.path.basename(program).startswith("python"):
-        script = next((word for word in rest if not word.startswith("-")), "")
-        runs_script = script.endswith(".py") and rest[0] not in ("-m", "-c")
-        if runs_script and not os.path.isfile(script):
+        script = script_of(rest)
+        if script.endswith(".py") and not os.path.isfile(script):
             raise InputError(f"{script}: no such script in {os.getcwd()}")
-    elif shutil.which(program) is None and not os.access(program, os.X_OK):
+    elif (
+        shutil.which(program, path=f"{os.path.dirname(local_python())}:{os.environ.get('PATH', '')}") is None
+    ):
         raise InputError(f"{program}: no such command", fix="options for the ring trainer begin with a dash")
+
+
+def script_of(words: list[str]) -> str:
+    """The script that `python WORDS` runs; "" if it runs a module, a string or its stdin."""
+    words = list(words)
+    while words:
+        word = words.pop(0)
+        if word in ("-W", "-X"):
+            words = words[1:]
+        elif not word.startswith("-"):
+            return word
+        elif word.endswith(("m", "c")):
+            return ""
+    return ""
 
 
 def check_trainer(options: tuple[str, ...]) -> None:

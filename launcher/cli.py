@@ -36,9 +36,8 @@ if TYPE_CHECKING:
 def main() -> None:
     """The console script: the only place that exits the process."""
     if home := os.environ.get("RINGCTL_HOME"):
-        os.environ["RINGCTL_HOME"] = os.path.abspath(
-            home
-        )  # supervisors and ranks run in folders of their own
+        # Supervisors and ranks run in folders of their own, where a relative path would mean another one.
+        os.environ["RINGCTL_HOME"] = os.path.abspath(home)
     try:
         code = cli.main(prog_name="ringctl", standalone_mode=False)
     except click.exceptions.Abort:
@@ -315,6 +314,8 @@ def stop(run: str | None, grace: float, as_json: bool, **where: str | None) -> i
     """End the latest run, or RUN, on all its hosts. May be repeated."""
     from launcher import runs, text
 
+    if grace != grace:
+        raise InputError("--grace nan: write a number of seconds")
     found = named_run(run, where)
     results = runs.stop(agents_of(found), found.run, grace)
     errors = [result for result in results.values() if isinstance(result, RingctlError)]

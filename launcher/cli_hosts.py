@@ -11,8 +11,10 @@ from launcher.cli_shared import host_options, json_option, pool
 from launcher.errors import HostError, InputError, RingctlError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from launcher.agent import Agent
-    from launcher.transport import Completed
+    from launcher.transport import Completed, HostKey
 
 
 def agents_at(where: dict[str, str | None]) -> dict[str, Agent]:
@@ -42,28 +44,36 @@ def trust(names: tuple[str, ...], yes: bool, **where: str | None) -> int:
 
     A key that has changed is never recorded: remove the old one by hand once you know why.
     """
-    from launcher.trust import record, unknown_keys
+    from launcher import text
+    from launcher import trust as trusting
 
     agents = agents_at(where)
     wrong = [name for name in names if name not in agents]
     if wrong:
         raise InputError(f"{wrong[0]!r} is not a host of the inventory, which has {', '.join(agents)}")
     chosen = {name: agent for name, agent in agents.items() if not names or name in names}
-    reachable = True
+    recorded: set[HostKey] = set()
     while True:
-        unknown, known, errors = unknown_keys(chosen)
-        for error in errors:
-            click.echo(f"error: {error}", err=True)
-        reachable = reachable and not errors
+        keys, errors = trusting.host_keys(chosen)
+        unknown = trusting.unknown(keys)
         if not unknown:
-            click.echo(f"{len(known)} hosts known" if known else "no host could be asked")
-            return 0 if reachable else HostError.exit_code
-        for key in unknown:
-            click.echo(f"{key.host:16} {key.name:24} {key.kind} {key.fingerprint}")
-        if not (yes or agreed(f"Compare them with the servers' own. Record these {len(unknown)} keys?")):
+            break
+        show_keys(unknown)
+        question = f"Compare with the servers' own. Record {text.count(len(unknown), 'new key')}?"
+        if not (yes or agreed(question)):
             click.echo("nothing was recorded")
             return 1
-        record(unknown)
+        trusting.record(unknown, recorded)  # behind a jump host that is trusted now there may be others
+    show_keys(keys)
+    for error in errors:
+        click.echo(f"error: {error}", err=True)
+    return HostError.exit_code if errors else 0
+
+
+def show_keys(keys: Mapping[str, HostKey]) -> None:
+    for host, key in keys.items():
+        known = "new" if key.file else "known"
+        click.echo(f"{host:16} {key.name:24} {key.kind} {key.fingerprint} {known}")
 
 
 def agreed(question: str) -> bool:

@@ -34,8 +34,10 @@ def host_options(command: F) -> F:
 
 
 def complete_run(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """For the shell: runs that begin like this."""
-    return [found.run for found in all_runs() if found.run.startswith(incomplete)]
+    """For the shell: runs that begin like this; no host is asked, for a Tab must not open a connection."""
+    from launcher import runs
+
+    return [found.run for found in runs.remembered() if found.run.startswith(incomplete)]
 
 
 run_argument = click.argument("run", required=False, shell_complete=complete_run)

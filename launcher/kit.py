@@ -8,7 +8,7 @@ import json
 import os
 
 PACKAGE = os.path.dirname(os.path.abspath(__file__))
-FILES = ("hostd.py", "preflight/probe.py", "hoststore.py")
+FILES = ("hostd.py", "preflight/probe.py", "hoststore.py", "hostenv.py")
 
 MISSING = b"--ringctl-missing--\n"
 
@@ -28,7 +28,8 @@ else:
 INSTALL = """
 import json, os, shutil, sys, tempfile
 folder, files = os.path.expanduser(sys.argv[1]), json.loads(sys.stdin.buffer.read())
-os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
+os.umask(0o077)
+os.makedirs(os.path.dirname(folder), exist_ok=True)
 beside = tempfile.mkdtemp(dir=os.path.dirname(folder))
 for name, text in files.items():
     with open(os.path.join(beside, name), "w", encoding="utf-8") as f:

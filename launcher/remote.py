@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launcher.agent import SENTINEL, Agent
-from launcher.errors import RingctlError
+from launcher.errors import HostError, RingctlError
 from launcher.fanout import fan_out
 from launcher.logs import ranges
 from launcher.transport import Completed
@@ -19,17 +19,27 @@ def execute(
 ) -> dict[str, Completed | RingctlError]:
     """Run it everywhere; `show` gets each host's output as soon as it is whole."""
     mark = SENTINEL.decode().strip()
-    # Whatever a login shell prints comes before the mark.
-    argv = ["/bin/sh", "-c", 'printf "%s\\n" "$0"; exec "$@"', mark, *command]
+    # Whatever a login shell prints comes before the mark. The shell stays, so that a command that is killed
+    # still has an exit code.
+    script = 'printf "%s\\n" "$0"; printf "%s\\n" "$0" >&2; "$@"; exit $?'
+    argv = ["/bin/sh", "-c", script, mark, *command]
 
     def work(name: str) -> Completed:
         done = agents[name].transport.run(argv, b"", timeout)
-        clean = Completed(done.exit_code, done.out.partition(SENTINEL)[2], done.err)
+        if SENTINEL not in done.out:
+            raise HostError(name, f"it ran no command; it said: {last_words(done.out + done.err)}")
+        out, err = (data.partition(SENTINEL)[2] for data in (done.out, done.err))
+        clean = Completed(done.exit_code, out, err)
         if show is not None:
             show(name, clean)
         return clean
 
     return fan_out(agents, work)
+
+
+def last_words(data: bytes) -> str:
+    lines = data.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "nothing"
 
 
 def summary(codes: Mapping[str, int], failed: Mapping[str, RingctlError]) -> list[str]:

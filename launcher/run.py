@@ -24,6 +24,7 @@ from launcher.transport import Pool
 PORT_TAKEN = "the master port is taken:"
 PORT_TRIES = 3
 LARGE_PUSH = 5 << 20  # from here on it takes long enough to say so
+SETTLE_S, FAILED_GRACE_S = 1.0, 3.0  # as hostd does it on one host
 GRACE_S = 5.0  # between TERM and KILL
 
 
@@ -112,7 +113,7 @@ def start_request(plan: Plan, host: str) -> dict[str, Any]:
     """What one host's supervisor is told."""
     own = next(h for h in plan.hosts if h.host == host)
     about = {"run": plan.run, "name": plan.name, "attempt": plan.attempt, "world": plan.world}
-    return {**about, **to_json(own)}
+    return {**about, "snapshot": plan.code, **to_json(own)}
 
 
 def push_code(snapshot: Snapshot | None, agents: Mapping[str, Agent], screen: Screen) -> None:
@@ -159,11 +160,9 @@ class Outcome:
         return Event("run_finished", when, self.state.run, self.state.attempt, "", None, data)
 
 
-def watch(
-    state: RunState, agents: Mapping[str, Agent], screen: Screen, interrupts: Interrupts | None = None
-) -> Outcome:
+def watch(state: RunState, agents: Mapping[str, Agent], screen: Screen, interrupts: Interrupts) -> Outcome:
     """Show the run until it is over. Ctrl-C, counted by `interrupts`, stops it."""
-    tails, seen, stoppers = Tails(), 0, []
+    tails, ender = Tails(), Ender(agents, interrupts, screen)
     away: Mapping[str, str] = {}
     for update in follow(agents, state.run, live=True):
         for words in presence(away, update.away):
@@ -173,15 +172,44 @@ def watch(
             state = fold.fold(state, event)
             tails.add(event)
         screen.show(update.events, state)
-        if interrupts is not None and interrupts.count > seen:
-            seen = interrupts.count
-            grace = GRACE_S if seen == 1 else 0.0
-            screen.note("stopping the run; press Ctrl-C again to kill it" if seen == 1 else "killing the run")
-            stoppers.append(threading.Thread(target=stop, args=(agents, state.run, grace)))
-            stoppers[-1].start()
-    for thread in stoppers:
-        thread.join()
+        ender.look(state)
+    ender.join()
     return outcome(state, tails)
+
+
+class Ender:
+    """Ends a watched run: when the user asks for it, and on all hosts once a rank has failed on one."""
+
+    def __init__(self, agents: Mapping[str, Agent], interrupts: Interrupts, screen: Screen) -> None:
+        self.agents, self.interrupts, self.screen = agents, interrupts, screen
+        self.seen = 0
+        self.end_at: float | None = None  # the other hosts' ranks may fail by themselves until then
+        self.threads: list[threading.Thread] = []
+
+    def look(self, state: RunState) -> None:
+        """Called several times a second."""
+        if self.interrupts.count > self.seen:
+            self.seen = self.interrupts.count
+            first = self.seen == 1
+            self.screen.note(
+                "stopping the run; press Ctrl-C again to kill it" if first else "killing the run"
+            )
+            self.stop(state.run, GRACE_S if first else 0.0, "stopped")
+        failed = next((rank for rank in state.ranks.values() if rank.state == "failed"), None)
+        if failed and self.end_at is None and len(self.agents) > 1:
+            self.end_at = time.monotonic() + SETTLE_S
+        if failed and self.end_at is not None and time.monotonic() >= self.end_at and state.ended is None:
+            self.end_at = float("inf")
+            self.stop(state.run, FAILED_GRACE_S, f"rank {failed.rank} failed")
+
+    def stop(self, run: str, grace: float, reason: str) -> None:
+        """In a thread of its own, so that what the ranks say in the end is still shown."""
+        self.threads.append(threading.Thread(target=stop, args=(self.agents, run, grace, reason)))
+        self.threads[-1].start()
+
+    def join(self) -> None:
+        for thread in self.threads:
+            thread.join()
 
 
 def outcome(state: RunState, tails: Tails) -> Outcome:

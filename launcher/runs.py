@@ -118,10 +118,12 @@ def find_run(reference: str | None, runs: Sequence[Found]) -> Found:
     raise InputError(f"there is no run {reference!r}", fix="ringctl ps lists the runs")
 
 
-def stop(agents: Mapping[str, Agent], run: str, grace: float) -> dict[str, dict[str, Any] | RingctlError]:
+def stop(
+    agents: Mapping[str, Agent], run: str, grace: float, reason: str = "stopped"
+) -> dict[str, dict[str, Any] | RingctlError]:
     """End the run on every host: what each one ended, or why it could not be asked."""
 
     def work(name: str) -> dict[str, Any]:
-        return agents[name].stop(run, grace)
+        return agents[name].stop(run, grace, reason)
 
     return fan_out(agents, work)

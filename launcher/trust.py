@@ -3,41 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
 from launcher.agent import Agent
-from launcher.errors import RingctlError
+from launcher.errors import HostError, RingctlError
 from launcher.fanout import fan_out
+from launcher.transport import HostKey
 
 
-@dataclass(frozen=True)
-class KeyOf:
-    """An unknown key, to be shown."""
-
-    host: str  # as the inventory calls it
-    name: str  # as known_hosts will: the jump host's name where it is that one's key
-    kind: str
-    fingerprint: str
-    file: str  # where it will be recorded
-    key: Any
-
-
-def unknown_keys(agents: Mapping[str, Agent]) -> tuple[list[KeyOf], list[str], list[RingctlError]]:
-    """(unknown keys, hosts whose key is known, why the others could not be asked)."""
-
-    def check(name: str) -> KeyOf | None:
-        found = agents[name].transport.unknown_key()
-        return KeyOf(name, *found) if found else None
-
-    results = fan_out(agents, check)
+def host_keys(agents: Mapping[str, Agent]) -> tuple[dict[str, HostKey], list[RingctlError]]:
+    """({host: its key, or that of the first unknown jump before it}, why the others could not be asked)."""
+    results = fan_out(agents, lambda name: agents[name].transport.host_key())
     errors = [result for result in results.values() if isinstance(result, RingctlError)]
-    unknown = {result.name: result for result in results.values() if isinstance(result, KeyOf)}
-    return list(unknown.values()), [host for host, result in results.items() if result is None], errors
+    return {name: key for name, key in results.items() if isinstance(key, HostKey)}, errors
 
 
-def record(keys: list[KeyOf]) -> None:
+def unknown(keys: Mapping[str, HostKey]) -> dict[str, HostKey]:
+    """Those to be recorded, a jump host's once."""
+    first: dict[tuple[str, str], str] = {}
+    for host, key in keys.items():
+        if key.file:
+            first.setdefault((key.name, key.file), host)
+    return {host: keys[host] for host in first.values()}
+
+
+def record(keys: Mapping[str, HostKey], recorded: set[HostKey]) -> None:
+    """Write them down; `recorded` are those that have been already, which must not come again."""
     from launcher.transport.hostkeys import record as write
 
-    for key in keys:
+    for host, key in keys.items():
+        if key in recorded:
+            raise HostError(
+                host,
+                f"the key of {key.name} was recorded in {key.file}, but is not known from there",
+                fix="look at UserKnownHostsFile in ~/.ssh/config",
+            )
         write(key.file, key.name, key.key)
+        recorded.add(key)

@@ -21,6 +21,17 @@ class Completed:
     err: bytes
 
 
+@dataclass(frozen=True)
+class HostKey:
+    """What a server proves itself with."""
+
+    name: str  # as known_hosts has it; a jump host's where it is that one's key
+    kind: str
+    fingerprint: str
+    file: str  # where to record it; "" if it is known already
+    key: Any
+
+
 class Channel(Protocol):
     """The output of a command that still runs."""
 
@@ -51,9 +62,9 @@ class Transport(Protocol):
     def address(self) -> str:
         """The numeric address it was reached at; "" if that is not known (this machine, a jump host)."""
 
-    def unknown_key(self) -> tuple[str, str, str, str, Any] | None:
-        """(name, kind, fingerprint, file to record it in, key) of the first host key on the way there that
-        nobody has trusted yet; None if there is none."""
+    def host_key(self) -> HostKey | None:
+        """The first host key on the way there that nobody has trusted yet; else the host's own, asked for
+        without logging in. None where there is none (this machine)."""
 
     def close(self) -> None:
         """Give the connection back; the next call opens a new one."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import hmac
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import paramiko
+from paramiko.pkey import UnknownKeyType
 
 from launcher.errors import InputError
 
@@ -16,17 +19,27 @@ from launcher.errors import InputError
 class UnknownKey(paramiko.SSHException):
     """A host showed a key that nobody has trusted yet."""
 
-    def __init__(self, name: str, key: paramiko.PKey) -> None:
+    def __init__(self, name: str, key: paramiko.PKey, file: str) -> None:
         super().__init__(f"unknown host key of {name}")
         self.name = name  # as known_hosts writes it: host, or [host]:port
         self.key = key
+        self.file = file  # where to record it
+
+
+class RevokedKey(paramiko.SSHException):
+    """A host showed a key that known_hosts marks as revoked."""
 
 
 class Strict(paramiko.MissingHostKeyPolicy):
     """Refuses, and hands the key to whoever asked, to be shown."""
 
+    def __init__(self, file: str, revoked: list[paramiko.PKey]) -> None:
+        self.file, self.revoked = file, revoked
+
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:  # noqa: ARG002 - paramiko's signature
-        raise UnknownKey(hostname, key)
+        if key in self.revoked:
+            raise RevokedKey(f"the host key {fingerprint(key)} of {hostname} is marked as revoked here")
+        raise UnknownKey(hostname, key, self.file)
 
 
 def fingerprint(key: paramiko.PKey) -> str:
@@ -41,14 +54,93 @@ def known_hosts_files(config: Mapping[str, Any]) -> list[str]:
     return [os.path.expanduser(path) for path in users + shared]
 
 
-def pinned(client: paramiko.SSHClient, host: str, port: int, host_key: str) -> None:
-    """Accept exactly the key that the inventory gives."""
+def name_of(host: str, port: int) -> str:
+    """As known_hosts writes it."""
+    return host if port == 22 else f"[{host}]:{port}"
+
+
+def strict_client(
+    host: str, port: int, config: Mapping[str, Any], pinned: paramiko.PKey | None
+) -> paramiko.SSHClient:
+    """A client that talks to a server with the pinned key or, without one, with a key in known_hosts."""
+    files, name = known_hosts_files(config), name_of(host, port)
+    trusted, revoked = ([pinned], []) if pinned else known_keys(files, name)
+    client = paramiko.SSHClient()
+    client.set_missing_host_key_policy(Strict(files[0], revoked))
+    for key in trusted:
+        client.get_host_keys().add(name, key.get_name(), key)
+    return client
+
+
+# --- known_hosts ---------------------------------------------------------------------------------
+
+
+def known_keys(files: Iterable[str], name: str) -> tuple[list[paramiko.PKey], list[paramiko.PKey]]:
+    """(keys that the server `name` may have, keys that nobody may have any more)."""
+    trusted: list[paramiko.PKey] = []
+    revoked: list[paramiko.PKey] = []
+    for path in files:
+        for marker, names, kind, text in entries(path):
+            if marker in ("", "@revoked") and is_named(names, name):
+                try:
+                    key = public_key(kind, text)
+                except ValueError:
+                    continue  # a line that ssh does not understand either
+                (revoked if marker else trusted).append(key)
+    return [key for key in trusted if key not in revoked], revoked
+
+
+def entries(path: str) -> Iterator[tuple[str, str, str, str]]:
+    """(marker, names, kind, key in base64) of each line."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        words = line.split()
+        marker = words.pop(0) if words and words[0].startswith("@") else ""
+        if len(words) >= 3 and not words[0].startswith("#"):
+            yield marker, words[0], words[1], words[2]
+
+
+def is_named(names: str, name: str) -> bool:
+    """Whether the first field of a line means `name`: hashed, or patterns of which one may say no."""
+    if names.startswith("|1|"):
+        return is_hash_of(names, name)
+    verdict = False
+    for pattern in names.split(","):
+        body = re.escape(pattern.lstrip("!")).replace(r"\*", ".*").replace(r"\?", ".")
+        if re.fullmatch(body, name, re.I):
+            if pattern.startswith("!"):
+                return False
+            verdict = True
+    return verdict
+
+
+def is_hash_of(hashed: str, name: str) -> bool:
+    try:
+        salt, digest = (base64.b64decode(part) for part in hashed.split("|")[2:4])
+    except ValueError:
+        return False
+    return hmac.compare_digest(hmac.new(salt, name.encode(), "sha1").digest(), digest)
+
+
+def public_key(kind: str, text: str) -> paramiko.PKey:
+    """The key that a line of known_hosts, or an inventory, gives; ValueError if it is none."""
+    try:
+        return paramiko.PKey.from_type_string(kind, base64.b64decode(text, validate=True))
+    except (UnknownKeyType, paramiko.SSHException, IndexError, ValueError) as error:
+        raise ValueError(str(error) or "not a public key") from None
+
+
+def pinned_key(host: str, host_key: str) -> paramiko.PKey:
+    """The key that the inventory gives."""
     kind, text = host_key.split()[:2]
     try:
-        key = paramiko.PKey.from_type_string(kind, base64.b64decode(text))
-    except (ValueError, paramiko.SSHException) as error:
-        raise InputError(f"host_key of {host}: not a public key: {error}") from None
-    client.get_host_keys().add(host if port == 22 else f"[{host}]:{port}", kind, key)
+        return public_key(kind, text)
+    except ValueError:
+        raise InputError(f"host_key of {host}: {kind} {text[:16]}... is not a public key") from None
 
 
 def record(path: str, name: str, key: paramiko.PKey) -> None:
@@ -62,6 +154,5 @@ def record(path: str, name: str, key: paramiko.PKey) -> None:
         if size and os.pread(fd, 1, size - 1) != b"\n":
             line = b"\n" + line
         os.write(fd, line)
-        os.fsync(fd)
     finally:
         os.close(fd)

@@ -49,7 +49,7 @@ class LocalTransport:
     def address(self) -> str:
         return ""
 
-    def unknown_key(self) -> None:
+    def host_key(self) -> None:
         return None
 
     def close(self) -> None:

@@ -13,12 +13,10 @@ import logging
 import os
 import random
 import shlex
-import socket
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import TypeVar, cast
 
 import paramiko
 from fabric import Config, Connection
@@ -26,41 +24,30 @@ from fabric import Config, Connection
 from launcher import kit
 from launcher.errors import HostError
 from launcher.model import Host
-from launcher.transport import Channel, Completed
-from launcher.transport.hostkeys import Strict, UnknownKey, fingerprint, known_hosts_files, pinned
+from launcher.transport import Channel, Completed, HostKey, sshconfig
+from launcher.transport.hostkeys import UnknownKey, fingerprint, name_of, pinned_key, strict_client
+from launcher.transport.identity import USUAL_KEYS, Identity, Secrets
+from launcher.transport.sentences import CONNECT_S, HUNG_UP, translated
 
-CONNECT_S = 10.0
 KEEPALIVE_S = 15
 READ_COMMAND = (
     """/bin/sh -c 'read -r line; eval "$line"'"""  # the same to every shell; `read` takes one line only
 )
 WINDOW = 32 << 20  # lets a burst of log lines arrive without waiting for our acknowledgement
 TRIES = 6  # sshd drops connections at random when many come at once (MaxStartups)
-DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
+AT_ONCE_S = 5.0  # a server that throttles hangs up sooner than this
 
 T = TypeVar("T")
 
 
 class Settings:
-    """What all connections of one ringctl command share: the user's SSH configuration and passphrases."""
+    """What all connections of one ringctl command share: the user's SSH configuration and secrets."""
 
     def __init__(self, no_input: bool = False) -> None:
-        logging.getLogger("paramiko").setLevel(
-            logging.CRITICAL
-        )  # every error of it is raised, and told once by us
-        self.config = Config(overrides={"run": {"in_stream": False}})
-        self.may_ask = not no_input and sys.stdin.isatty()
-        self._asking = threading.Lock()
-        self._answers: dict[str, str] = {}
-
-    def ask(self, question: str) -> str:
-        """A secret, typed once for all hosts that need it."""
-        import getpass
-
-        with self._asking:
-            if question not in self._answers:
-                self._answers[question] = getpass.getpass(question)
-            return self._answers[question]
+        # Every error of it is raised, and told once by us.
+        logging.getLogger("paramiko").setLevel(logging.CRITICAL)
+        self.config = Config(ssh_config=sshconfig.load())
+        self.secrets = Secrets(no_input)
 
 
 class SshTransport:
@@ -86,17 +73,18 @@ class SshTransport:
         channel = self._execute(argv, stdin)
         try:
             channel.shutdown_write()
-            out = read_all(channel.recv, channel, deadline)
-            err = read_all(channel.recv_stderr, channel, deadline)
+            out, err = read_both(channel, deadline)
             if not channel.status_event.wait(max(0.0, deadline - time.monotonic())):
                 raise TimeoutError
-            if channel.exit_status == -1:
-                raise HostError(self.host.name, "the connection was lost while a command ran there")
-            return Completed(channel.exit_status, out, err)
         except TimeoutError:
             raise HostError(self.host.name, f"no answer within {timeout:.0f} s") from None
         finally:
             channel.close()
+        if channel.exit_status == -1:
+            alive = channel.get_transport().is_active()
+            what = "was killed" if alive else "ran, but the connection was lost"
+            raise HostError(self.host.name, f"the command there {what}")
+        return Completed(channel.exit_status, out, err)
 
     def stream(self, argv: Sequence[str], stdin: bytes) -> Channel:
         channel = self._execute(argv, stdin)
@@ -105,33 +93,36 @@ class SshTransport:
 
     def address(self) -> str:
         """Where the connection goes; "" through a jump host, whose view of the address may not be ours."""
-        with translated(self.host.name):
-            transport = self._transport()
+        transport = self._transport()
         if self._connection is None or self._connection.gateway:
             return ""
         return str(transport.getpeername()[0])
 
-    def unknown_key(self) -> tuple[str, str, str, str, Any] | None:
+    def host_key(self) -> HostKey:
+        connection = connection_to(self.host, self.settings)
+        connection.connect_kwargs["auth_strategy"] = Nobody()
         try:
-            with translated(self.host.name, pass_unknown=True):
-                self._transport()
-        except UnknownKey as unknown:
-            config = self.settings.config.base_ssh_config.lookup(self.host.address)
-            key = unknown.key
-            return unknown.name, key.get_name(), fingerprint(key), known_hosts_files(config)[0], key
-        return None
+            with translated(self.host.name, passing=(UnknownKey, KeyShown)):
+                open_chain(connection, self.host.name)
+        except UnknownKey as error:
+            return host_key(error.name, error.key, error.file)
+        except KeyShown as shown:
+            return host_key(name_of(connection.host, connection.port), shown.key, "")
+        finally:
+            close_chain(connection)
+        raise AssertionError("unreachable: nobody has said who they are")
 
     def close(self) -> None:
         with self._lock:
             connection, self._connection = self._connection, None
-        while isinstance(connection, Connection):
-            connection.client.close()
-            connection = connection.gateway
+        if connection:
+            close_chain(connection)
 
     def _execute(self, argv: Sequence[str], stdin: bytes) -> paramiko.Channel:
         """The command, started, with all of its stdin sent."""
+        transport = self._transport()
         with translated(self.host.name):
-            channel = self._transport().open_session(window_size=WINDOW, timeout=CONNECT_S)
+            channel = transport.open_session(window_size=WINDOW, timeout=CONNECT_S)
             channel.exec_command(READ_COMMAND)
             channel.settimeout(60.0)
             channel.sendall(command_line(argv) + stdin)
@@ -142,7 +133,7 @@ class SshTransport:
         with self._lock:
             transport = self._connection.client.get_transport() if self._connection else None
             if transport is None or not transport.is_active():
-                self._connection = retried(self._open)
+                self._connection = self._open()
                 transport = self._connection.client.get_transport()
                 assert transport is not None
                 transport.set_keepalive(KEEPALIVE_S)
@@ -151,9 +142,10 @@ class SshTransport:
     def _open(self) -> Connection:
         connection = connection_to(self.host, self.settings)
         try:
-            open_with_secrets(connection, self.settings)
-        except Exception:
-            connection.client.close()
+            with translated(self.host.name):
+                open_chain(connection, self.host.name)
+        except BaseException:
+            close_chain(connection)
             raise
         return connection
 
@@ -179,154 +171,127 @@ class SshChannel:
 
 
 def connection_to(host: Host, settings: Settings) -> Connection:
-    """fabric's connection, made strict, with its jumps in the order that OpenSSH takes them."""
-    own = {"user": host.user or None, "port": host.port or None}
-    keys = [os.path.expanduser(host.identity_file)] if host.identity_file else []
-    for path in keys:
-        if not os.path.isfile(path):
-            raise HostError(
-                host.name, f"there is no key file {path}", fix="correct identity_file in the inventory"
-            )
-    gateway: Connection | bool = False
-    probe = Connection(host.address, config=settings.config, gateway=False)
-    jumps = probe.ssh_config.get("proxyjump", "none")
-    for hop in jumps.split(",") if jumps != "none" else []:
-        gateway = strict(
-            Connection(hop.strip(), config=settings.config, gateway=gateway, forward_agent=False), [], ""
+    """fabric's connection, made strict, behind the jumps that ~/.ssh/config names."""
+    key = os.path.expanduser(host.identity_file)
+    if key and not os.path.isfile(key):
+        raise HostError(
+            host.name, f"there is no key file {key}", fix="correct identity_file in the inventory"
         )
-    if "proxycommand" in probe.ssh_config and not gateway:
-        gateway = probe.ssh_config["proxycommand"]
+    gateway = way_to(host.address, settings, {host.address})
+    own = {"user": host.user or None, "port": host.port or None}
     connection = Connection(host.address, config=settings.config, gateway=gateway, forward_agent=False, **own)
-    return strict(connection, keys, host.host_key)
+    pinned = pinned_key(host.name, host.host_key) if host.host_key else None
+    return strict(connection, settings, [key] if key else [], pinned)
 
 
-def strict(connection: Connection, keys: list[str], host_key: str) -> Connection:
+def way_to(name: str, settings: Settings, seen: set[str]) -> Connection | str | bool:
+    """The jump before `name`, which knows the one before it: the first of a list is reached first, and that
+    one by its own way. A host on the way to itself is reached directly."""
+    config = settings.config.base_ssh_config.lookup(name)
+    jumps = config.get("proxyjump", "none")
+    if jumps.lower() == "none":
+        command = config.get("proxycommand", "none")
+        return False if command.lower() == "none" else str(command)
+    gateway: Connection | str | bool = False
+    for place, hop in enumerate(jumps.split(",")):
+        words = hop.strip().removeprefix("ssh://").rstrip("/")
+        jump = Connection(words, config=settings.config, gateway=False, forward_agent=False)
+        if jump.original_host in seen:
+            continue
+        if place == 0:
+            gateway = way_to(jump.original_host, settings, seen | {jump.original_host})
+        jump.gateway = gateway
+        gateway = strict(jump, settings, [], None)
+    return gateway
+
+
+def strict(
+    connection: Connection, settings: Settings, keys: list[str], pinned: paramiko.PKey | None
+) -> Connection:
     """Only known host keys, only the identities that ssh would offer; fabric would accept any host."""
     config = connection.ssh_config
-    only = config.get("identitiesonly", "no") == "yes"
     named = keys + [path for path in config.get("identityfile", []) if os.path.isfile(path)]
-    usual = [] if named else [p for p in map(os.path.expanduser, DEFAULT_KEYS) if os.path.isfile(p)]
+    usual = [] if named else [p for p in map(os.path.expanduser, USUAL_KEYS) if os.path.isfile(p)]
     connection.connect_kwargs.clear()
     connection.connect_kwargs.update(
-        key_filename=list(dict.fromkeys(named + usual)),
-        allow_agent=not only,
-        look_for_keys=False,
+        auth_strategy=Identity(
+            user=connection.user,
+            where=f"{connection.user}@{name_of(connection.host, connection.port)}",
+            files=list(dict.fromkeys(named + usual)),
+            only=config.get("identitiesonly", "no") == "yes",
+            secrets=settings.secrets,
+        ),
         banner_timeout=CONNECT_S,
         auth_timeout=30.0,
+        channel_timeout=CONNECT_S,
     )
     connection.connect_timeout = min(float(connection.connect_timeout or CONNECT_S), 60.0)
-    client = connection.client = paramiko.SSHClient()
-    client.set_missing_host_key_policy(Strict())
-    if host_key:
-        pinned(client, connection.host, connection.port, host_key)
-    else:
-        for path in known_hosts_files(config):
-            with contextlib.suppress(FileNotFoundError):
-                client.load_system_host_keys(path)
+    connection.client = strict_client(connection.host, connection.port, config, pinned)
     return connection
 
 
-def open_with_secrets(connection: Connection, settings: Settings) -> None:
-    """Open it and its jumps; where a key is encrypted and there is a terminal, ask for the passphrase."""
-    if isinstance(connection.gateway, Connection) and not connection.gateway.is_connected:
-        open_with_secrets(connection.gateway, settings)
-    try:
-        connection.open()
-    except paramiko.PasswordRequiredException:
-        if not settings.may_ask:
-            raise
-        encrypted = next((p for p in connection.connect_kwargs["key_filename"] if is_encrypted(p)), "the key")
-        connection.connect_kwargs["passphrase"] = settings.ask(f"Passphrase for {encrypted}: ")
-        connection.open()
-    except paramiko.BadAuthenticationType as error:
-        if "password" not in error.allowed_types or not settings.may_ask:
-            raise
-        where = f"{connection.user}@{connection.host}"
-        connection.connect_kwargs["password"] = settings.ask(f"Password for {where}: ")
-        connection.open()
+def open_chain(connection: Connection, host: str) -> None:
+    """Open the jumps on the way, then the connection itself; an unknown host key is left to the caller."""
+    gateway = connection.gateway
+    if isinstance(gateway, Connection) and not gateway.is_connected:
+        with translated(host, jump=gateway.original_host, passing=(UnknownKey,)):
+            open_chain(gateway, host)
+    retried(lambda: open_one(connection))
 
 
-def is_encrypted(path: str) -> bool:
+def open_one(connection: Connection) -> None:
     try:
-        paramiko.PKey.from_path(path)
-    except (TypeError, paramiko.PasswordRequiredException):  # what cryptography and paramiko say of it
-        return True
-    except (OSError, ValueError, paramiko.SSHException):
-        return False
-    return False
+        connection.open()
+    except paramiko.ChannelException as error:
+        jump, where = connection.gateway.original_host, f"{connection.host}:{connection.port}"
+        raise paramiko.SSHException(f"jump host {jump} cannot reach {where} ({error.text})") from None
+    except BaseException:
+        connection.client.close()  # its thread, and its socket
+        raise
+
+
+def close_chain(connection: Connection | str | bool) -> None:
+    while isinstance(connection, Connection):
+        connection.client.close()
+        connection = connection.gateway
 
 
 def retried(work: Callable[[], T]) -> T:
     """Again, a little later, where sshd hung up before it said anything: it throttles at random."""
     for attempt in range(TRIES):
+        began = time.monotonic()
         try:
             return work()
         except (paramiko.SSHException, EOFError, ConnectionResetError) as error:
-            if not is_throttled(error) or attempt == TRIES - 1:
+            at_once = time.monotonic() < began + AT_ONCE_S
+            if not (at_once and is_throttled(error)) or attempt == TRIES - 1:
                 raise
         time.sleep(random.uniform(0.1, 0.4) * 2**attempt)
     raise AssertionError("unreachable")
 
 
 def is_throttled(error: BaseException) -> bool:
-    words = ("Error reading SSH protocol banner", "No existing session", "EOF during negotiation")
+    words = (HUNG_UP, "No existing session", "EOF during negotiation")
     return isinstance(error, (EOFError, ConnectionResetError)) or any(word in str(error) for word in words)
 
 
-# --- Errors, in a sentence -----------------------------------------------------------------------
+class KeyShown(paramiko.AuthenticationException):
+    """The server has shown a host key that is trusted, and that was all we wanted."""
+
+    def __init__(self, key: paramiko.PKey) -> None:
+        super().__init__("not logged in")
+        self.key = key
 
 
-@contextlib.contextmanager
-def translated(host: str, pass_unknown: bool = False) -> Iterator[None]:
-    """Every error of the libraries becomes one HostError that says what happened and what to do."""
-    try:
-        yield
-    except UnknownKey as error:
-        if pass_unknown:
-            raise
-        raise HostError(
-            host,
-            f"unknown host key {error.key.get_name()} {fingerprint(error.key)} of {error.name}",
-            fix=f"compare it with the server's own, then: ringctl trust {host}",
-        ) from None
-    except (paramiko.SSHException, OSError, EOFError) as error:
-        message, fix = sentence(error)
-        raise HostError(host, message, fix=fix) from None
+class Nobody:
+    """In place of an Identity, to look at the host key and go."""
+
+    def authenticate(self, transport: paramiko.Transport) -> list[str]:
+        raise KeyShown(transport.get_remote_server_key())
 
 
-def sentence(error: Exception) -> tuple[str, str]:
-    """(what happened, what to do)."""
-    text = str(error) or type(error).__name__
-    if isinstance(error, paramiko.BadHostKeyException):
-        was, now = fingerprint(error.expected_key), fingerprint(error.key)
-        return (
-            f"the host key of {error.hostname} has changed: known is {was}, but it showed {now}; "
-            "it was reinstalled, or someone is in between",
-            f"ask whoever runs it; if it was reinstalled: ssh-keygen -R {error.hostname}, then ringctl trust",
-        )
-    if isinstance(error, paramiko.PasswordRequiredException):
-        return "the key file is encrypted and nobody is there to ask", "ssh-add it to an agent first"
-    if isinstance(error, paramiko.AuthenticationException):
-        return (
-            f"authentication failed: {text}",
-            "name the right key (identity_file) and user in the inventory",
-        )
-    if isinstance(error, socket.gaierror):
-        return f"the name is not known here ({error.strerror})", "write a numeric address in the inventory"
-    if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
-        first = cast(OSError, next(iter(error.errors.values())))
-        refused = isinstance(first, ConnectionRefusedError)
-        where = "{}:{}".format(*next(iter(error.errors)))
-        return (
-            (f"connection refused by {where}", "is sshd running there?")
-            if refused
-            else (f"{first.strerror}: {where}", "")
-        )
-    if isinstance(error, TimeoutError):
-        return f"no answer within {CONNECT_S:.0f} s", "is the host on, and its address right?"
-    if isinstance(error, paramiko.ChannelException):
-        return f"the server refused another session ({text})", "raise MaxSessions in its sshd_config"
-    return f"{text}", ""
+def host_key(name: str, key: paramiko.PKey, file: str) -> HostKey:
+    return HostKey(name, key.get_name(), fingerprint(key), file, key)
 
 
 # --- Bytes ---------------------------------------------------------------------------------------
@@ -338,21 +303,31 @@ def command_line(argv: Sequence[str]) -> bytes:
     return f'N="$(printf "\\nx")"; N="${{N%x}}"; exec {words}\n'.encode("utf-8", "surrogateescape")
 
 
-def read_all(receive: Callable[[int], bytes], channel: paramiko.Channel, deadline: float) -> bytes:
-    pieces: list[bytes] = []
+def read_both(channel: paramiko.Channel, deadline: float) -> tuple[bytes, bytes]:
+    """All of stdout and stderr. Each is emptied while the other is waited for: they share one window."""
+    out: list[bytes] = []
+    err: list[bytes] = []
     while True:
-        channel.settimeout(max(0.01, deadline - time.monotonic()))
-        data = receive(1 << 18)
-        if not data:
-            return b"".join(pieces)
-        pieces.append(data)
+        channel.settimeout(min(0.2, remaining(deadline)))
+        with contextlib.suppress(TimeoutError):
+            out.append(channel.recv(1 << 18))
+        while channel.recv_stderr_ready():
+            err.append(channel.recv_stderr(1 << 18))
+        if out and not out[-1]:
+            break
+    while not err or err[-1]:
+        channel.settimeout(remaining(deadline))
+        err.append(channel.recv_stderr(1 << 18))
+    return b"".join(out), b"".join(err)
+
+
+def remaining(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
 
 
 def last_line(data: bytes) -> str:
     lines = data.decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else "it said nothing"
-
-
-def offered(connection: Any) -> list[str]:
-    """Which keys were shown to the server, for the message when it wants none of them."""
-    return [os.path.basename(path) for path in connection.connect_kwargs["key_filename"]]

@@ -1,0 +1,407 @@
+"""The ranks' environment on a host: made and looked at. One file, standard library only, Python 3.8 and up.
+
+It is pushed beside hostd.py, and finds and activates environments with hostd's own functions, so that what
+is created and checked here is what a run will start in. One JSON request on stdin; the answer is on stdout
+after a line that reads SENTINEL.
+
+    ready    whether the environment is what the file asks for already
+    create   make it so: {"kind": "step" | "output" | "tick"} lines while it goes, then "done" or "error"
+    check    which Python and packages it has, asked of its own Python
+
+    ~/.ringctl/envs/NAME/    record.json (how far we came, for which file), environment.yaml, log, lock, venv-*/
+    ~/.ringctl/venvs/NAME    where there is no conda: a link to the newest finished venv-*, replaced whole
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+hostd: Any = importlib.import_module("hostd")  # beside this file on a host; there is no package there
+
+LAST_LINES = 12  # of a tool's output, when it fails
+OUTPUT_EVERY_S = 1.0
+LOOK_S = 30.0
+GRACE_S = 3.0
+QUIET = {
+    "CONDA_ALWAYS_YES": "true",  # as variables: `conda env update` and older ones do not know --yes
+    "MAMBA_ALWAYS_YES": "true",
+    "PIP_NO_INPUT": "1",
+    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    "PIP_PROGRESS_BAR": "off",
+    "PYTHONUNBUFFERED": "1",
+}
+MISLEADING = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_DEFAULT_ENV")
+
+
+# --- What is there already -----------------------------------------------------------------------
+
+
+def folder_of(name: str) -> str:
+    """Everything that belongs to one environment of ours."""
+    return str(os.path.dirname(hostd.env_record(name)))
+
+
+def own_version() -> str:
+    return "{}.{}.{} {}".format(*sys.version_info[:3], os.path.realpath(sys.executable))
+
+
+def finished(request: dict[str, Any]) -> dict[str, Any] | None:
+    """The record of an environment that was made from this very file, and is still there."""
+    record: dict[str, Any] = hostd.read_json(hostd.env_record(request["name"])) or {}
+    same = record.get("state") == "ready" and record.get("digest") == request["digest"]
+    if not same or not hostd.has_python(record["prefix"]):
+        return None
+    if record["tool"] == "venv" and (
+        record["python"] != own_version() or hostd.made_venv(request["name"]) != record["prefix"]
+    ):
+        return None
+    return record
+
+
+def write_record(request: dict[str, Any], state: str, tool: str, prefix: str) -> dict[str, Any]:
+    record = {
+        "state": state,
+        "digest": request["digest"],
+        "tool": tool,
+        "prefix": prefix,
+        "python": own_version(),
+    }
+    hostd.replace_file(hostd.env_record(request["name"]), json.dumps(record).encode())
+    return record
+
+
+def command_ready(request: dict[str, Any]) -> dict[str, Any]:
+    return {"ready": finished(request)}
+
+
+# --- create --------------------------------------------------------------------------------------
+
+
+def command_create(request: dict[str, Any]) -> None:
+    """One at a time: homes may be shared, and then all hosts are told at once."""
+    deadline = time.monotonic() + float(request["timeout"])
+    os.makedirs(folder_of(request["name"]), mode=0o700, exist_ok=True)
+    with open(os.path.join(folder_of(request["name"]), "lock"), "w") as lock:
+        wait_for(lock.fileno(), deadline)
+        record = finished(request)
+        if record is not None:
+            hostd.note("done", how="up to date", record=record, notes=[])
+            return
+        hostd.note("step", text="looking for conda, mamba or micromamba")
+        tool = find_tool()
+        make = Maker(request, deadline)
+        if tool is None:
+            make.venv()
+        else:
+            make.conda(tool)
+
+
+def wait_for(lock: int, deadline: float) -> None:
+    told = False
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise hostd.Refused("another creation of it goes on for too long") from None
+        if not told:
+            hostd.note("step", text="waiting for another creation of it to end")
+            told = True
+        hostd.note("tick")
+        time.sleep(0.2)
+
+
+class Tool:
+    """A conda, mamba or micromamba, and the environment it is to be run in."""
+
+    def __init__(self, path: str, environ: dict[str, str]) -> None:
+        self.path = path
+        self.name = os.path.basename(path)
+        self.environ = environ
+
+    def argv(self, name: str, prefix: str | None, file: str) -> list[str]:
+        """Create `name`, or bring `prefix` up to date."""
+        if self.name.startswith("micromamba"):  # its own words, the same in all its versions
+            how = ["create", "-n", name] if prefix is None else ["install", "-p", prefix]
+            return [self.path] + how + ["-y", "-f", file]
+        how = ["create", "-n", name] if prefix is None else ["update", "-p", prefix]
+        return [self.path, "env"] + how + ["-f", file]
+
+
+def find_tool() -> Tool | None:
+    """The user's conda, mamba or micromamba; login shells are asked last."""
+    path = tool_in(dict(os.environ))
+    if path is not None:
+        return Tool(path, dict(os.environ))
+    for environ in hostd.login_environs():
+        path = tool_in(environ)
+        if path is not None:
+            return Tool(path, environ)
+    return None
+
+
+def tool_in(environ: dict[str, str]) -> str | None:
+    """What `environ` names, what is on its PATH, what is in the usual places."""
+    candidates = [environ.get("CONDA_EXE") or "", environ.get("MAMBA_EXE") or ""]
+    path = environ.get("PATH", os.defpath)
+    candidates += [hostd.find_program(name, path, "/") or "" for name in hostd.CONDA_TOOLS]
+    for base in hostd.conda_bases(environ):
+        candidates += [os.path.join(base, where) for where in ("bin/conda", "condabin/conda", "bin/mamba")]
+        candidates.append(os.path.join(base, "bin/micromamba"))
+    candidates += [os.path.expanduser(f"~/{where}/micromamba") for where in (".local/bin", "bin")]
+    return next((c for c in candidates if os.path.isfile(c) and os.access(c, os.X_OK)), None)
+
+
+class Maker:
+    """Makes one environment. Only its last step makes it count; what breaks off before is not taken for it."""
+
+    def __init__(self, request: dict[str, Any], deadline: float) -> None:
+        self.request, self.deadline, self.name = request, deadline, str(request["name"])
+        self.folder = folder_of(self.name)
+        self.notes: list[str] = []
+
+    def conda(self, tool: Tool) -> None:
+        """With the user's own tool, where that puts environments. Those cannot be moved, so the record says
+        "creating" until it is whole, and no run starts in it before."""
+        existing = hostd.named_prefix(self.name, dict(os.environ))
+        existing = existing or hostd.named_prefix(self.name, tool.environ)
+        begun = (hostd.read_json(hostd.env_record(self.name)) or {}).get("state") == "creating"
+        how = "created" if existing is None or begun else "updated"
+        write_record(self.request, "creating" if how == "created" else "updating", tool.name, existing or "")
+        file = os.path.join(self.folder, "environment.yaml")
+        hostd.replace_file(file, self.request["text"].encode())
+        what = f"making {self.name}" if existing is None else f"bringing {existing} up to date"
+        hostd.note("step", text=f"{what} with {tool.path}")
+        self.run(tool.name, tool.argv(self.name, existing, file), tool.environ)
+        prefix = existing or hostd.named_prefix(self.name, tool.environ) or hostd.find_prefix(self.name)
+        if prefix is None:
+            raise hostd.Refused(
+                f"{tool.path} said that all is well, but there is no environment {self.name!r}"
+            )
+        self.done(how, tool.name, prefix)
+
+    def venv(self) -> None:
+        """From the file's pip part: beside its place, and then one link is replaced."""
+        self.check_venv_possible()
+        link = os.path.join(hostd.home_folder(), "venvs", self.name)
+        if os.path.exists(link) and not os.path.islink(link):
+            raise hostd.Refused(f"{link} was not made by ringctl; move it away")
+        how = "updated" if hostd.made_venv(self.name) else "created"
+        prefix = tempfile.mkdtemp(prefix="venv-", dir=self.folder)
+        try:
+            self.fill_venv(prefix)
+            os.makedirs(os.path.dirname(link), mode=0o700, exist_ok=True)
+            os.symlink(prefix, prefix + ".link")
+            os.replace(prefix + ".link", link)
+        except BaseException:
+            shutil.rmtree(prefix, ignore_errors=True)
+            raise
+        self.done(how, "venv", prefix)
+        self.collect(prefix)
+
+    def check_venv_possible(self) -> None:
+        """Say what to do before the tool says what it lacks."""
+        python = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        if self.request["pip"] == []:
+            raise hostd.Refused(
+                "there is no conda, mamba or micromamba here, and the file has no pip part to make a "
+                "virtual environment from"
+            )
+        try:
+            importlib.import_module("venv")
+            importlib.import_module("ensurepip").version()
+        except (ImportError, AttributeError):
+            raise hostd.Refused(
+                f"{sys.executable} cannot make virtual environments (no ensurepip), and there is no conda, "
+                f"mamba or micromamba here; install the package python{python}-venv, or micromamba, or name "
+                "another Python as `python` of this host in the inventory"
+            ) from None
+        wanted = self.request["python"]
+        if wanted and wanted != python:
+            self.notes.append(
+                f"the file asks for Python {wanted}, and this virtual environment has {python}; name a Python "
+                f"{wanted} as `python` of this host in the inventory"
+            )
+        if self.request["conda_only"]:
+            names = ", ".join(self.request["conda_only"])
+            self.notes.append(f"without conda these were left out: {names}")
+
+    def fill_venv(self, prefix: str) -> None:
+        environ = dict(os.environ)
+        hostd.note("step", text=f"there is none: making a virtual environment with {sys.executable}")
+        self.run("venv", [sys.executable, "-m", "venv", prefix], environ)
+        file = os.path.join(self.folder, "requirements.txt")
+        hostd.replace_file(file, "".join(line + "\n" for line in self.request["pip"]).encode())
+        python = os.path.join(prefix, "bin", "python")
+        hostd.note("step", text="installing the file's pip part")
+        self.run("pip", [python, "-m", "pip", "install", "-r", file], environ)
+
+    def run(self, what: str, argv: list[str], environ: dict[str, str]) -> None:
+        """Run a tool to its end, with its output as progress; Refused with its last lines if it fails."""
+        kept = {k: v for k, v in environ.items() if k not in MISLEADING}
+        with open(os.path.join(self.folder, "log"), "ab") as log:
+            code, lines = watch(argv, dict(kept, **QUIET), log.fileno(), self.deadline)
+        if code is None:
+            raise hostd.Refused(f"{what} was not done after {self.request['timeout']:g} s, and was ended")
+        if code:
+            said = "".join(f"\n    {line}" for line in lines[-LAST_LINES:]) or " nothing"
+            raise hostd.Refused(f"{what} failed with exit code {code}; it said:{said}")
+
+    def done(self, how: str, tool: str, prefix: str) -> None:
+        record = write_record(self.request, "ready", tool, prefix)
+        hostd.note("done", how=how, record=record, notes=self.notes)
+
+    def collect(self, newest: str) -> None:
+        """Remove older virtual environments, unless a run may be in one."""
+        if not any(run["state"] in ("starting", "running") for run in hostd.command_runs({})["runs"]):
+            for name in os.listdir(self.folder):
+                path = os.path.join(self.folder, name)
+                if name.startswith("venv-") and path != newest:
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+# --- Running a tool ------------------------------------------------------------------------------
+
+
+def watch(
+    argv: list[str], environ: dict[str, str], log: int, deadline: float
+) -> tuple[int | None, list[str]]:
+    """(exit code or None when out of time, last lines). It never outlives us, nor what it started."""
+    process = subprocess.Popen(
+        argv, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True, preexec_fn=lambda: hostd.prctl(hostd.PR_SET_PDEATHSIG, signal.SIGKILL),
+    )  # fmt: skip
+    assert process.stdout is not None
+    lines: list[str] = []
+    told = 0.0
+    try:
+        for data in pieces(process, deadline):
+            hostd.write_all(log, data)
+            # A progress bar goes back with \r; what it was last is a line as well.
+            lines += [line for line in re.split("[\r\n]+", data.decode(errors="replace")) if line.strip()]
+            del lines[:-100]
+            if lines and data and time.monotonic() - told >= OUTPUT_EVERY_S:
+                hostd.note("output", text=lines[-1][:300])
+                told = time.monotonic()
+            elif not data:
+                hostd.note("tick")
+        return process.poll(), lines
+    finally:
+        end(process)
+        process.stdout.close()
+
+
+def pieces(process: subprocess.Popen[bytes], deadline: float) -> Iterator[bytes]:
+    """Its output: whole lines, or b"" after a second of silence, until it has ended or time is up."""
+    assert process.stdout is not None
+    fd, rest = process.stdout.fileno(), b""
+    while time.monotonic() < deadline:
+        ended = process.poll() is not None  # before looking: what it wrote last is in the pipe by now
+        data = os.read(fd, 1 << 16) if select.select([fd], [], [], 0.0 if ended else 1.0)[0] else b""
+        whole, newline, rest = (rest + data).rpartition(b"\n")
+        yield whole + newline
+        if ended and not data:
+            yield rest
+            return
+        if not data and not ended:  # silence, or it closed its output and goes on
+            time.sleep(0.01)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """It and what it started: TERM, grace, KILL."""
+    if process.poll() is None:
+        hostd.send(process.pid, signal.SIGTERM, group=True)
+        deadline = time.monotonic() + GRACE_S
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+    hostd.send(process.pid, signal.SIGKILL, group=True)
+    process.wait()
+
+
+# --- check ---------------------------------------------------------------------------------------
+
+# Runs in the environment's own Python, which need not be one that this file runs in.
+LOOK = """
+import json, os, sys
+try:
+    from importlib.metadata import PackageNotFoundError, version
+except ImportError:
+    version = None
+packages = {}
+for name in sys.argv[2:]:
+    try:
+        packages[name] = version(name) if version else None
+    except PackageNotFoundError:
+        packages[name] = None
+print(sys.argv[1] + json.dumps({
+    "python": "%d.%d.%d" % sys.version_info[:3], "executable": sys.executable,
+    "machine": os.uname().machine, "packages": packages}))
+"""
+
+
+def command_check(request: dict[str, Any]) -> dict[str, Any]:
+    """Versions from the packages' own records: importing torch would take seconds and tell no more."""
+    environ = hostd.activate(request["env"], hostd.clean_environ(dict(os.environ)))
+    names = [request["env"]["value"]] if request["env"] and request["env"]["kind"] == "python" else []
+    path = environ.get("PATH", os.defpath)
+    found = [hostd.find_program(name, path, os.getcwd()) for name in names + ["python", "python3"]]
+    python = next(filter(None, found), None)
+    if python is None:
+        raise hostd.Refused("there is no Python on PATH; name an `env` for this host in the inventory")
+    argv = [python, "-c", LOOK, hostd.SENTINEL.decode()] + request["packages"]
+    pipe = subprocess.PIPE
+    try:
+        done = subprocess.run(
+            argv, env=environ, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, timeout=LOOK_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise hostd.Refused(f"{python} did not answer within {LOOK_S:g} s") from None
+    _, told, text = done.stdout.partition(hostd.SENTINEL)
+    if not told:
+        said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
+        raise hostd.Refused(f"{python} does not work; it said: {said[0]}")
+    answer: dict[str, Any] = json.loads(text)
+    return answer
+
+
+# --- main ----------------------------------------------------------------------------------------
+
+
+def main() -> int:
+    commands = {"ready": command_ready, "create": command_create, "check": command_check}
+    request = json.loads(sys.stdin.buffer.readline() or b"{}")
+    hostd.write_all(1, hostd.SENTINEL)
+    try:
+        answer = commands[sys.argv[1]](request)
+    except BrokenPipeError:
+        return 0  # whoever asked is gone; what was under way has been ended
+    except hostd.Refused as error:
+        hostd.note("error", error=str(error))
+        return 1
+    except OSError as error:
+        hostd.note("error", error=f"{error.filename or 'environment'}: {error.strerror}")
+        return 1
+    if answer is not None:
+        hostd.write_all(1, json.dumps(answer).encode() + b"\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

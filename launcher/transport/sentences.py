@@ -1,0 +1,80 @@
+"""Errors of the SSH libraries, each as a sentence that says what happened and what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import cast
+
+import paramiko
+
+from launcher.errors import HostError
+from launcher.transport.hostkeys import RevokedKey, UnknownKey, fingerprint
+from launcher.transport.identity import Denied
+
+CONNECT_S = 10.0  # for each step of a connection
+SILENT = ("No existing session", "Timeout opening channel", "Timeout")  # how paramiko says that time is up
+HUNG_UP = "Error reading SSH protocol banner"
+
+
+@contextlib.contextmanager
+def translated(
+    host: str, jump: str = "", passing: tuple[type[paramiko.SSHException], ...] = ()
+) -> Iterator[None]:
+    """Every error of the libraries but those `passing` becomes one HostError; `jump` is the server on the
+    way where it happened."""
+    try:
+        yield
+    except passing:
+        raise
+    except (paramiko.SSHException, OSError, EOFError) as error:
+        message, fix = sentence(error, host)
+        raise HostError(host, f"jump host {jump}: {message}" if jump else message, fix=fix) from None
+
+
+def sentence(error: Exception, host: str) -> tuple[str, str]:
+    """(what happened, what to do)."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, (UnknownKey, RevokedKey, paramiko.BadHostKeyException)):
+        return about_host_key(error, host)
+    if isinstance(error, Denied):
+        return text, error.fix
+    if isinstance(error, socket.gaierror):
+        return f"its name is not known here ({error.strerror})", "write a numeric address in the inventory"
+    if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
+        return about_connecting(error)
+    if isinstance(error, TimeoutError) or text.startswith(SILENT):
+        return f"no answer within {CONNECT_S:.0f} s", "is the host on, and its address right?"
+    if isinstance(error, paramiko.ChannelException):
+        return f"the server refused another session ({text})", "raise MaxSessions in its sshd_config"
+    if isinstance(error, (EOFError, ConnectionError)) or text.startswith(HUNG_UP):
+        return "the server hung up in the middle", "is it overloaded, or no SSH server at all?"
+    return text, ""
+
+
+def about_host_key(
+    error: UnknownKey | RevokedKey | paramiko.BadHostKeyException, host: str
+) -> tuple[str, str]:
+    if isinstance(error, UnknownKey):
+        return (
+            f"unknown host key {error.key.get_name()} {fingerprint(error.key)} of {error.name}",
+            f"compare it with the server's own, then: ringctl trust {host}",
+        )
+    if isinstance(error, RevokedKey):
+        return str(error), "ask whoever runs it for its new key"
+    was, now = fingerprint(error.expected_key), fingerprint(error.key)
+    return (
+        f"the host key of {error.hostname} has changed: known is {was}, but it showed {now}; "
+        "it was reinstalled, or someone is in between",
+        f"ask whoever runs it; if it was reinstalled, remove the old key (ssh-keygen -R {error.hostname}, "
+        f"or host_key in the inventory), then: ringctl trust {host}",
+    )
+
+
+def about_connecting(error: paramiko.ssh_exception.NoValidConnectionsError) -> tuple[str, str]:
+    first = cast(OSError, next(iter(error.errors.values())))
+    where = "{}:{}".format(*next(iter(error.errors)))
+    if isinstance(first, ConnectionRefusedError):
+        return f"connection refused by {where}", "is sshd running there, and on that port?"
+    return f"{(first.strerror or str(first)).lower()}: {where}", "is the host on, and its address right?"

@@ -1,0 +1,228 @@
+"""`ps`, `status` and `stop`: finding runs again, whoever started them, and ending them for good."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launcher.ringctl import (
+    detach,
+    events,
+    exits,
+    is_alive,
+    lines,
+    ringctl,
+    run_folder,
+    start,
+    state,
+    wait_for,
+    wait_until_final,
+)
+
+
+def finished(*command: str, world: int = 1, options: tuple[str, ...] = ()) -> str:
+    run = detach(command, world=world, options=options)
+    wait_until_final(run)
+    return run
+
+
+def ps(*options: str) -> list[Any]:
+    found: list[Any] = json.loads(ringctl("ps", "--json", *options).stdout)
+    return found
+
+
+def status(*run: str) -> Any:
+    return json.loads(ringctl("status", *run, "--json").stdout)
+
+
+def history() -> Path:
+    return Path(os.environ["RINGCTL_HOME"]) / "history"
+
+
+# --- ps ------------------------------------------------------------------------------------------
+
+
+def test_where_nothing_ran_ps_says_how_to_start() -> None:
+    assert "ringctl launch" in ringctl("ps").stdout
+    assert ps() == []
+    assert not history().parent.exists()
+
+
+def test_ps_lists_runs_with_their_states_oldest_first() -> None:
+    begun = time.time()
+    good = finished("true", world=2, options=("--name", "mine"))
+    bad = finished("false")
+    going = detach(["sleep", "600"], world=1)
+    told = ps()
+    assert [(r["run"], r["state"]) for r in told] == [
+        (good, "succeeded"),
+        (bad, "failed"),
+        (going, "running"),
+    ]
+    first = told[0]
+    assert {k: first[k] for k in ("name", "world", "hosts", "attempt")} == {
+        "name": "mine",
+        "world": 2,
+        "hosts": ["localhost"],
+        "attempt": 1,
+    }
+    assert begun <= first["started"] <= time.time()
+    table = [line.split() for line in ringctl("ps").stdout.splitlines()]
+    assert table[0] == ["RUN", "NAME", "STATE", "WORLD", "HOSTS", "STARTED"]
+    assert table[1][:5] == [good, "mine", "succeeded", "2", "localhost"]
+    ringctl("stop", going)
+    assert ps()[-1]["state"] == "stopped"
+
+
+def test_ps_shows_the_last_twenty_and_whatever_still_runs() -> None:
+    going = detach(["sleep", "600"], world=1)
+    done = finished("true")
+    (history() / f"{done}.json").unlink()
+    original = state(done)
+    for number in range(24):
+        copy = f"{done}-{number:02}"
+        shutil.copytree(run_folder(done), run_folder(copy))
+        later = {**original, "run": copy, "started": original["started"] + number}
+        (run_folder(copy) / "state.json").write_text(json.dumps(later))
+    recent = [run["run"] for run in ps()]
+    assert recent == [going, *(f"{done}-{number:02}" for number in range(4, 24))]
+    assert len(ps("--all")) == 26
+    ringctl("stop", going)
+
+
+def test_a_run_is_found_on_this_machine_even_if_nobody_remembers_starting_it() -> None:
+    run = detach(["sh", "-c", "echo up; exec sleep 600"], options=["--name", "mine"])
+    shutil.rmtree(history())
+    assert [(r["run"], r["name"], r["state"]) for r in ps()] == [(run, "mine", "running")]
+    wait_for(lambda: "up" in ringctl("logs", "mine").stdout, "its log")
+    ringctl("stop", "mine")
+    assert ps()[0]["state"] == "stopped"
+
+
+def broken_state_file() -> None:
+    run_folder("broken").mkdir()
+    (run_folder("broken") / "state.json").write_text('{"run": "bro')
+
+
+def stray_file_among_the_runs() -> None:
+    run_folder("stray").write_text("")
+
+
+def folder_without_a_state() -> None:
+    run_folder("empty").mkdir()
+
+
+def broken_history() -> None:
+    (history() / "cut.json").write_text('{"plan": {"ru')
+    (history() / "list.json").write_text("[]")
+    whole = json.loads(next(history().glob("2*.json")).read_text())
+    whole["hosts"][0]["variables"] = ["of", "another", "shape"]
+    (history() / "odd.json").write_text(json.dumps(whole))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [broken_state_file, stray_file_among_the_runs, folder_without_a_state, broken_history],
+    ids=lambda spoil: spoil.__name__,
+)
+def test_one_spoilt_file_does_not_hide_the_other_runs(spoil: Any) -> None:
+    run = finished("echo", "hello")
+    spoil()
+    assert [(r["run"], r["state"]) for r in ps()] == [(run, "succeeded")]
+    assert ringctl("logs", run, "--no-prefix").stdout == "hello\n"
+
+
+# --- status --------------------------------------------------------------------------------------
+
+METRICS = (
+    'echo "{\\"step\\": 5, \\"steps\\": 9, \\"loss\\": 0.125, \\"samples_per_s\\": 1234}" >>$RINGCTL_METRICS'
+)
+
+
+def test_status_tells_of_each_rank() -> None:
+    run = detach(["sh", "-c", f"{METRICS}; exec sleep 600"])
+    wait_for(lambda: all(rank["step"] for rank in status(run)["ranks"]), "the metrics")
+    told = status()
+    assert {"run", "name", "state", "world", "hosts", "started", "attempt", "ranks"} <= told.keys()
+    assert (told["run"], told["state"], told["world"]) == (run, "running", 2)
+    for number, rank in enumerate(told["ranks"]):
+        assert (rank["rank"], rank["host"], rank["state"]) == (number, "localhost", "running")
+        assert is_alive(rank["pid"])
+        assert rank["exit_code"] is None
+        assert rank["heartbeat_age_s"] >= 0
+        assert (rank["step"], rank["loss"]) == (5, 0.125)
+    shown = ringctl("status", run).stdout.splitlines()
+    assert shown[0] == f"run {run}: running"
+    assert shown[1] == "step 5/9  loss 0.125  2,468 samples/s"
+    assert shown[2].split()[:5] == ["RANK", "HOST", "STATE", "PID", "EXIT"]
+    ringctl("stop", run)
+
+
+def test_status_of_a_finished_run_tells_how_each_rank_ended() -> None:
+    run = finished("sh", "-c", "test $RANK = 0 || kill -KILL $$; exec sleep 600", world=2)
+    ranks = status(run)["ranks"]
+    assert (ranks[1]["state"], ranks[1]["exit_code"], ranks[1]["signal"]) == ("failed", -9, "SIGKILL")
+    assert ranks[0]["state"] == "stopped"
+    assert "SIGKILL" in ringctl("status", run).stdout
+
+
+# --- stop ----------------------------------------------------------------------------------------
+
+
+def test_stop_ends_the_ranks_and_says_which() -> None:
+    run = detach(["sleep", "600"], world=3)
+    pids = [rank["pid"] for rank in state(run)["ranks"]]
+    assert ringctl("stop").stdout == "localhost: ended ranks 0-2; nothing is left of them\n"
+    assert not any(map(is_alive, pids))
+    assert {e["reason"] for e in exits(events(run)).values()} == {"stopped"}
+
+
+def test_stop_may_be_repeated_and_does_not_change_how_a_run_ended() -> None:
+    run = finished("false")
+    for _ in range(2):
+        assert ringctl("stop", run).stdout == "localhost: was failed already; nothing is left of it\n"
+    assert status(run)["state"] == "failed"
+    assert len(exits(events(run))) == 1
+
+
+def test_stop_as_json_tells_what_was_ended_where() -> None:
+    run = detach(["sleep", "600"])
+    told = json.loads(ringctl("stop", run, "--json").stdout)
+    assert (told["run"], told["errors"]) == (run, {})
+    here = told["hosts"]["localhost"]
+    assert (here["ended"], here["left"], here["state"]) == ([0, 1], [], "stopped")
+
+
+def test_two_who_stop_at_once_both_see_it_end() -> None:
+    run = detach(["sleep", "600"])
+    stops = [start("stop", run) for _ in range(3)]
+    for stop in stops:
+        out, err = stop.communicate(timeout=60)
+        assert (stop.returncode, err) == (0, "")
+        assert "nothing is left" in out
+    assert len(exits(events(run))) == 2
+    assert status(run)["state"] == "stopped"
+
+
+def test_a_rank_may_use_its_grace_to_finish() -> None:
+    script = 'trap "sleep 0.3; echo saved; exit 0" TERM; echo up; while :; do sleep 0.02; done'
+    run = detach(["sh", "-c", script], world=1)
+    wait_for(lambda: lines(events(run), 0), "the rank")
+    ringctl("stop", run, "--grace", "30")
+    assert lines(events(run), 0) == ["up", "saved"]
+    assert status(run)["ranks"][0]["exit_code"] == 0
+    assert status(run)["state"] == "stopped"
+
+
+def test_other_runs_go_on() -> None:
+    ending, going = (detach(["sleep", "600"], world=1) for _ in range(2))
+    ringctl("stop", ending)
+    assert is_alive(state(going)["ranks"][0]["pid"])
+    assert status(going)["state"] == "running"
+    ringctl("stop", going)
