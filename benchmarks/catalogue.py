@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from benchmarks.first_collective import first_collective
+from benchmarks.follow_hosts import follow_hosts
 from benchmarks.log_throughput import log_throughput
 from benchmarks.measurement import Measurement
+from benchmarks.over_ssh import controller, over_ssh
+from benchmarks.push_tree import push_tree
 from benchmarks.startup import startup
 from benchmarks.workbench import Workbench
 
@@ -16,4 +19,8 @@ BENCHMARKS: dict[str, Benchmark] = {
     "startup": startup,
     "first_collective": first_collective,
     "log_throughput": log_throughput,
+    "over_ssh": over_ssh,
+    "controller": controller,
+    "push_tree": push_tree,
+    "follow_hosts": follow_hosts,
 }

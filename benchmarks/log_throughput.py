@@ -3,6 +3,9 @@
 Live, the competitor is `torchrun --tee 3`, which labels and merges the output of its ranks as they run.
 After the run torchrun leaves a file a rank and no tool to merge them, and `cat` would neither label nor
 merge; so there the competitor is what one would write: time-stamped files through `heapq.merge`.
+
+torchrun runs with PYTHONUNBUFFERED: without it, its threads share one buffered stdout, and of these lines
+some thousands come out torn, twice or not at all.
 """
 
 from __future__ import annotations
@@ -82,7 +85,8 @@ def show_live(bench: Workbench, argv: list[str]) -> Shown:
     began.unlink(missing_ok=True)
     chunks: list[bytes] = []
     shown = 0.0
-    with bench.start(argv, extra={"BENCH_BEGAN": str(began)}) as process:
+    extra = {"BENCH_BEGAN": str(began), "PYTHONUNBUFFERED": "1"}
+    with bench.start(argv, extra=extra) as process:
         assert process.stdout is not None
         while data := os.read(process.stdout.fileno(), 1 << 20):
             chunks.append(data)

@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Unit = Literal["s", "lines/s", "lines"]
+Unit = Literal["s", "lines/s", "lines", ""]
 Statistic = Literal["median", "best", "worst"]
 
 

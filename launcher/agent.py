@@ -72,14 +72,10 @@ class Agent:
         """The answer behind the sentinel; HostError for whatever else came."""
         _, found, text = done.out.partition(SENTINEL)
         if not found:
-            said = done.err.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
-            fix = (
-                "name a Python 3.8 or newer as `python` of the host in the inventory"
-                if done.exit_code == 127
-                else ""
-            )
             raise HostError(
-                self.host.name, f"ringctl's {source} did not run there; it said: {said[0]}", fix=fix
+                self.host.name,
+                f"ringctl's {source} did not run there with {self.host.python}; it said: {done.last_words}",
+                fix="name a Python 3.8 or newer as `python` of the host in the inventory",
             )
         try:
             answer = json.loads(text[:LARGEST_ANSWER])

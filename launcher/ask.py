@@ -46,6 +46,12 @@ class Where:
                 )
             return None
         chosen = chosen_hosts(found, self.include, self.exclude)
+        here = [host.name for host in chosen.hosts if host.local]
+        if len(here) > 1:
+            raise InputError(
+                f"{chosen.source}: hosts {' and '.join(here)} are both this machine (local: true)",
+                fix="write it once, with `slots`",
+            )
         return replace(chosen, hosts=tuple(with_local_env(host) for host in chosen.hosts))
 
     def _read(self) -> Inventory | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher import __version__, cli_hosts
+from launcher import __version__, cli_env, cli_hosts
 from launcher.cli_shared import (
     agents_of,
     all_runs,
@@ -380,6 +380,7 @@ def restart(run: str, detach: bool, as_json: bool) -> int:
 cli.add_command(cli_hosts.trust)
 cli.add_command(cli_hosts.execute)
 cli.add_command(cli_hosts.push)
+cli.add_command(cli_env.env)
 
 
 # --- completion ----------------------------------------------------------------------------------

@@ -12,13 +12,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from launcher import kit
 from launcher.agent import SENTINEL, Agent
 from launcher.errors import HostError, RingctlError
 from launcher.model import Event
 
 PATIENCE_S = 0.1  # how long to wait for news before giving the screen a turn
+HOLD_S = 0.05  # how long a line of now waits for earlier ones of other hosts
 SILENCE_S = 6.0  # a host that says nothing for so long is away
 FIRST_RETRY_S, LAST_RETRY_S = 0.3, 5.0
+QUIT_S = 1.0  # whoever waits longer waits for a host that is away
 CLOCKS_AGREE_S = 0.2  # what a message takes is no difference of clocks
 NOTES = (b'{"kind":"cursor"', b'{"kind":"tick"', b'{"kind":"end"', b'{"kind":"error"')
 
@@ -49,6 +52,11 @@ class Decoder:
     def restart(self) -> None:
         """A new connection follows: what was cut off in the middle comes again."""
         self._rest, self._begun = b"", False
+
+    @property
+    def lacks_kit(self) -> bool:
+        """Whether the host said that it does not have our files."""
+        return not self._begun and kit.MISSING in self._rest
 
     def feed(self, data: bytes) -> Piece:
         data = self._rest + data
@@ -118,9 +126,10 @@ class Merger:
             # A host's own order stays, even when its clock was set back.
             self._latest[piece.host] = max(self._latest[piece.host], event.time)
             heapq.heappush(self._waiting, (self._latest[piece.host], self._count, event))
-        return self._ready(min(self._watermark.values(), default=float("inf")))
+        return self.ready(min(self._watermark.values(), default=float("inf")))
 
-    def _ready(self, until: float) -> list[Event]:
+    def ready(self, until: float) -> list[Event]:
+        """Events up to this moment, whether or not an earlier one may still come."""
         ready = []
         while self._waiting and self._waiting[0][0] <= until:
             ready.append(heapq.heappop(self._waiting)[2])
@@ -150,9 +159,10 @@ def follow(agents: Mapping[str, Agent], run: str, *, live: bool, back: int = 0) 
     try:
         while open_:
             try:
-                piece = pieces.get(timeout=PATIENCE_S)
+                piece = pieces.get(timeout=HOLD_S)
             except queue.Empty:
-                yield Update([], not behind, away)
+                # Nobody has said anything: what is waiting for a quiet host has waited long enough.
+                yield Update([] if behind else merger.ready(time.time() - HOLD_S), not behind, away)
                 continue
             if piece.error:
                 raise RingctlError(f"{piece.host}: {piece.error}")
@@ -164,10 +174,12 @@ def follow(agents: Mapping[str, Agent], run: str, *, live: bool, back: int = 0) 
                 open_.discard(piece.host)
             if piece.caught_up or piece.over or piece.away:
                 behind.discard(piece.host)
-            yield Update(merger.add(piece), not behind, away)
+            events = merger.add(piece)
+            yield Update(events if behind else events + merger.ready(time.time() - HOLD_S), not behind, away)
     finally:
         quit_.set()
-        while any(reader.is_alive() for reader in readers):
+        deadline = time.monotonic() + QUIT_S
+        while any(reader.is_alive() for reader in readers) and time.monotonic() < deadline:
             drain(pieces)
 
 
@@ -216,6 +228,10 @@ class Reader(threading.Thread):
             except RingctlError as error:
                 self.pieces.put(Piece(self.decoder.host, over=True, error=error.message))
                 return
+            except ValueError as error:
+                what = f"its events cannot be read: {error}"
+                self.pieces.put(Piece(self.decoder.host, over=True, error=what))
+                return
             self.is_away = True
             self.pieces.put(Piece(self.decoder.host, away=lost.message, over=not self.request["follow"]))
             if not self.request["follow"]:
@@ -227,11 +243,19 @@ class Reader(threading.Thread):
 
     def read_until_over(self) -> None:
         """Raises HostError when the host falls silent: hostd says at least a tick every second."""
+        while not self.read_connection():
+            self.decoder.restart()
+            self.agent.transport.install()
+
+    def read_connection(self) -> bool:
+        """False if the host lacks our files; it may have those of another version."""
         channel = self.agent.follow({**self.request, "cursor": self.decoder.cursor})
         last = time.monotonic()
         try:
             while not self.quit.is_set():
                 data = channel.read(PATIENCE_S)
+                if data == b"" and self.decoder.lacks_kit:
+                    return False
                 if data == b"" or (data is None and time.monotonic() > last + SILENCE_S):
                     raise HostError(self.decoder.host, "the connection was lost")
                 if data:
@@ -241,6 +265,7 @@ class Reader(threading.Thread):
                         piece.away, self.is_away = "", False
                     self.pieces.put(piece)
                     if piece.over:
-                        return
+                        break
+            return True
         finally:
             channel.close()

@@ -576,6 +576,11 @@ def login_environs() -> Iterator[dict[str, str]]:
             yield environ
 
 
+def has_ended(child: int) -> bool:
+    """Whether a child has, without reaping it: until then its number, and its group's, are nobody else's."""
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+
+
 def shell_environ(
     argv: list[str], environ: dict[str, str], seconds: float
 ) -> tuple[dict[str, str] | None, str]:
@@ -592,11 +597,9 @@ def shell_environ(
         except OSError as error:
             return None, f"{argv[0]}: {error.strerror}"
         deadline = time.monotonic() + seconds
-        while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
-            if time.monotonic() > deadline:
-                break
+        while not has_ended(process.pid) and time.monotonic() < deadline:
             time.sleep(0.005)
-        send(process.pid, signal.SIGKILL, group=True)  # before it is reaped, so that the number is still its
+        send(process.pid, signal.SIGKILL, group=True)
         process.wait()
         text, said = (os.pread(f.fileno(), os.fstat(f.fileno()).st_size, 0) for f in (out, err))
     _, found, after = text.rpartition(SENTINEL)
@@ -911,7 +914,8 @@ class Supervisor:
         self.ending = self.ending or str(request.get("reason") or "stopped")
         self.stop_requested = self.ending == "stopped"
         self.term_at = now
-        self.kill_at = now + float(request.get("grace", FAILED_GRACE_S))
+        kill_at = now + float(request.get("grace", FAILED_GRACE_S))
+        self.kill_at = kill_at if self.kill_at is None else min(kill_at, self.kill_at)
 
     def tick(self) -> None:
         """What is done now and then: metrics, held-back lines, ending what must end, heartbeat."""
@@ -1321,15 +1325,26 @@ def command_stop(request: dict[str, Any]) -> dict[str, Any]:
         return {"known": False, "ended": [], "left": []}
     running = [r["rank"] for r in before["ranks"] if r["state"] in ("waiting", "running")]
     if before["state"] not in FINAL:
-        replace_file(
-            os.path.join(folder, "stop.json"),
-            json.dumps({"grace": grace, "reason": reason, "time": time.time()}).encode(),
-        )
+        leave_word(folder, grace, reason)
         terminate(before, grace + 15.0)
     left = kill_all(lambda: carriers(run), 5.0)
     close_books(folder, reason)
     after = read_state(run) or before
     return {"known": True, "was": before["state"], "state": after["state"], "ended": running, "left": left}
+
+
+def leave_word(folder: str, grace: float, reason: str) -> None:
+    """Write down for the supervisor how to stop; of several who ask at once the least patient counts."""
+    import fcntl
+
+    path = os.path.join(folder, "stop.json")
+    lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        grace = min(grace, float((read_json(path) or {}).get("grace", grace)))
+        replace_file(path, json.dumps({"grace": grace, "reason": reason, "time": time.time()}).encode())
+    finally:
+        os.close(lock)
 
 
 def terminate(state: dict[str, Any], seconds: float) -> None:

@@ -8,7 +8,7 @@ after a line that reads SENTINEL.
     create   make it so: {"kind": "step" | "output" | "tick"} lines while it goes, then "done" or "error"
     check    which Python and packages it has, asked of its own Python
 
-    ~/.ringctl/envs/NAME/    record.json (how far we came, for which file), environment.yaml, log, lock, venv-*/
+    ~/.ringctl/envs/NAME/    record.json (how far we came, for which file), log, lock, venv-*/
     ~/.ringctl/venvs/NAME    where there is no conda: a link to the newest finished venv-*, replaced whole
 """
 
@@ -57,8 +57,9 @@ def folder_of(name: str) -> str:
     return str(os.path.dirname(hostd.env_record(name)))
 
 
-def own_version() -> str:
-    return "{}.{}.{} {}".format(*sys.version_info[:3], os.path.realpath(sys.executable))
+def own_python() -> str:
+    """What a virtual environment is bound to; it outlives a new patch release."""
+    return "{}.{} {}".format(*sys.version_info[:2], os.path.realpath(sys.executable))
 
 
 def finished(request: dict[str, Any]) -> dict[str, Any] | None:
@@ -68,7 +69,8 @@ def finished(request: dict[str, Any]) -> dict[str, Any] | None:
     if not same or not hostd.has_python(record["prefix"]):
         return None
     if record["tool"] == "venv" and (
-        record["python"] != own_version() or hostd.made_venv(request["name"]) != record["prefix"]
+        record["python"] != own_python()
+        or hostd.made_venv(request["name"]) != os.path.realpath(record["prefix"])
     ):
         return None
     return record
@@ -80,7 +82,7 @@ def write_record(request: dict[str, Any], state: str, tool: str, prefix: str) ->
         "digest": request["digest"],
         "tool": tool,
         "prefix": prefix,
-        "python": own_version(),
+        "python": own_python(),
     }
     hostd.replace_file(hostd.env_record(request["name"]), json.dumps(record).encode())
     return record
@@ -96,8 +98,10 @@ def command_ready(request: dict[str, Any]) -> dict[str, Any]:
 def command_create(request: dict[str, Any]) -> None:
     """One at a time: homes may be shared, and then all hosts are told at once."""
     deadline = time.monotonic() + float(request["timeout"])
-    os.makedirs(folder_of(request["name"]), mode=0o700, exist_ok=True)
-    with open(os.path.join(folder_of(request["name"]), "lock"), "w") as lock:
+    folder = folder_of(request["name"])
+    for path in (hostd.home_folder(), os.path.dirname(folder), folder):
+        os.makedirs(path, mode=0o700, exist_ok=True)
+    with open(os.path.join(folder, "lock"), "w") as lock:
         wait_for(lock.fileno(), deadline)
         record = finished(request)
         if record is not None:
@@ -170,12 +174,14 @@ def tool_in(environ: dict[str, str]) -> str | None:
 
 
 class Maker:
-    """Makes one environment. Only its last step makes it count; what breaks off before is not taken for it."""
+    """Makes one environment. Only the last step makes it count: what broke off is not taken for finished."""
 
     def __init__(self, request: dict[str, Any], deadline: float) -> None:
         self.request, self.deadline, self.name = request, deadline, str(request["name"])
         self.folder = folder_of(self.name)
+        self.log = os.path.join(self.folder, "log")
         self.notes: list[str] = []
+        open(self.log, "wb").close()
 
     def conda(self, tool: Tool) -> None:
         """With the user's own tool, where that puts environments. Those cannot be moved, so the record says
@@ -189,8 +195,12 @@ class Maker:
         hostd.replace_file(file, self.request["text"].encode())
         what = f"making {self.name}" if existing is None else f"bringing {existing} up to date"
         hostd.note("step", text=f"{what} with {tool.path}")
-        self.run(tool.name, tool.argv(self.name, existing, file), tool.environ)
-        prefix = existing or hostd.named_prefix(self.name, tool.environ) or hostd.find_prefix(self.name)
+        try:
+            self.run(tool.name, tool.argv(self.name, existing, file), tool.environ)
+        finally:
+            prefix = existing or hostd.named_prefix(self.name, tool.environ) or hostd.find_prefix(self.name)
+            if prefix is None:
+                os.unlink(hostd.env_record(self.name))  # nothing came of it that could be taken for whole
         if prefix is None:
             raise hostd.Refused(
                 f"{tool.path} said that all is well, but there is no environment {self.name!r}"
@@ -208,7 +218,7 @@ class Maker:
         try:
             self.fill_venv(prefix)
             os.makedirs(os.path.dirname(link), mode=0o700, exist_ok=True)
-            os.symlink(prefix, prefix + ".link")
+            os.symlink(os.path.relpath(prefix, os.path.dirname(link)), prefix + ".link")
             os.replace(prefix + ".link", link)
         except BaseException:
             shutil.rmtree(prefix, ignore_errors=True)
@@ -236,8 +246,8 @@ class Maker:
         wanted = self.request["python"]
         if wanted and wanted != python:
             self.notes.append(
-                f"the file asks for Python {wanted}, and this virtual environment has {python}; name a Python "
-                f"{wanted} as `python` of this host in the inventory"
+                f"the file asks for Python {wanted}, and this virtual environment has {python}; "
+                f"name a Python {wanted} as `python` of this host in the inventory"
             )
         if self.request["conda_only"]:
             names = ", ".join(self.request["conda_only"])
@@ -256,13 +266,13 @@ class Maker:
     def run(self, what: str, argv: list[str], environ: dict[str, str]) -> None:
         """Run a tool to its end, with its output as progress; Refused with its last lines if it fails."""
         kept = {k: v for k, v in environ.items() if k not in MISLEADING}
-        with open(os.path.join(self.folder, "log"), "ab") as log:
+        with open(self.log, "ab") as log:
             code, lines = watch(argv, dict(kept, **QUIET), log.fileno(), self.deadline)
         if code is None:
             raise hostd.Refused(f"{what} was not done after {self.request['timeout']:g} s, and was ended")
         if code:
             said = "".join(f"\n    {line}" for line in lines[-LAST_LINES:]) or " nothing"
-            raise hostd.Refused(f"{what} failed with exit code {code}; it said:{said}")
+            raise hostd.Refused(f"{what} failed with exit code {code}; all of {self.log} ends with:{said}")
 
     def done(self, how: str, tool: str, prefix: str) -> None:
         record = write_record(self.request, "ready", tool, prefix)
@@ -288,51 +298,53 @@ def watch(
         argv, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         start_new_session=True, preexec_fn=lambda: hostd.prctl(hostd.PR_SET_PDEATHSIG, signal.SIGKILL),
     )  # fmt: skip
-    assert process.stdout is not None
     lines: list[str] = []
     told = 0.0
     try:
         for data in pieces(process, deadline):
             hostd.write_all(log, data)
-            # A progress bar goes back with \r; what it was last is a line as well.
             lines += [line for line in re.split("[\r\n]+", data.decode(errors="replace")) if line.strip()]
             del lines[:-100]
-            if lines and data and time.monotonic() - told >= OUTPUT_EVERY_S:
+            if not data.strip():
+                hostd.note("tick")
+            elif time.monotonic() - told >= OUTPUT_EVERY_S:
                 hostd.note("output", text=lines[-1][:300])
                 told = time.monotonic()
-            elif not data:
-                hostd.note("tick")
-        return process.poll(), lines
+        ended = hostd.has_ended(process.pid)
     finally:
         end(process)
-        process.stdout.close()
+    return (process.returncode if ended else None), lines
 
 
 def pieces(process: subprocess.Popen[bytes], deadline: float) -> Iterator[bytes]:
-    """Its output: whole lines, or b"" after a second of silence, until it has ended or time is up."""
+    """Its output in whole lines, b"" when there is none for a while, until it has ended or time is up."""
     assert process.stdout is not None
     fd, rest = process.stdout.fileno(), b""
     while time.monotonic() < deadline:
-        ended = process.poll() is not None  # before looking: what it wrote last is in the pipe by now
+        ended = hostd.has_ended(process.pid)  # before looking: what it wrote last is in the pipe by now
         data = os.read(fd, 1 << 16) if select.select([fd], [], [], 0.0 if ended else 1.0)[0] else b""
-        whole, newline, rest = (rest + data).rpartition(b"\n")
-        yield whole + newline
+        rest += data
+        cut = max(rest.rfind(b"\n"), rest.rfind(b"\r")) + 1  # a progress bar goes back with \r
+        yield rest[:cut]
+        rest = rest[cut:]
         if ended and not data:
             yield rest
             return
-        if not data and not ended:  # silence, or it closed its output and goes on
-            time.sleep(0.01)
+        if not data:  # silence, or it closed its output and goes on
+            time.sleep(0.1)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """It and what it started: TERM, grace, KILL."""
-    if process.poll() is None:
+    assert process.stdout is not None
+    if not hostd.has_ended(process.pid):
         hostd.send(process.pid, signal.SIGTERM, group=True)
         deadline = time.monotonic() + GRACE_S
-        while process.poll() is None and time.monotonic() < deadline:
+        while not hostd.has_ended(process.pid) and time.monotonic() < deadline:
             time.sleep(0.01)
     hostd.send(process.pid, signal.SIGKILL, group=True)
     process.wait()
+    process.stdout.close()
 
 
 # --- check ---------------------------------------------------------------------------------------

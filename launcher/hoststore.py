@@ -3,6 +3,9 @@
     ~/.ringctl/code/blobs/<sha256>   the content of files, each once
     ~/.ringctl/code/<digest>/        snapshots: folders of hard links to them, read-only, put in place whole
 
+Every file is checked by its hash when it arrives, and then gets the time VERIFIED. Whatever writes to it
+later changes that, so looking for damage takes no reading.
+
 One JSON request in the first line of stdin; `receive` reads the compressed content of the missing files
 behind it. The answer is on stdout after a line that reads SENTINEL.
 
@@ -19,6 +22,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 import zlib
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
@@ -26,8 +30,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 SENTINEL = b"--ringctl-hostd--\n"
+VERIFIED = 1_000_000_000  # in 2001, before anything could have been written here
 KEEP = 8  # snapshots that no run uses any more, the newest of them
 CHUNK = 1 << 20
+OVER_S = 3600.0  # what a push left half done is not touched for so long is nobody's
 FINAL = ("succeeded", "failed", "stopped")
 
 
@@ -53,18 +59,27 @@ def is_inside(path: str) -> bool:
 
 
 def is_whole(folder: str, entries: list[dict[str, Any]]) -> bool:
-    """Whether the snapshot is there with every file in its full length."""
-    for entry in entries:
-        path = os.path.join(folder, entry["path"])
-        try:
-            if entry["kind"] == "link":
-                if os.readlink(path) != entry["content"]:
-                    return False
-            elif os.lstat(path).st_size != entry["size"]:
-                return False
-        except OSError:
-            return False
-    return os.path.isdir(folder)
+    """Whether the snapshot is there with every file as it was put there."""
+    return os.path.isdir(folder) and all(is_intact(folder, entry) for entry in entries)
+
+
+def is_intact(folder: str, entry: dict[str, Any]) -> bool:
+    path = os.path.join(folder, entry["path"])
+    try:
+        if entry["kind"] == "link":
+            return bool(os.readlink(path) == entry["content"])
+        return is_verified(path, entry["size"]) and os.access(path, os.X_OK) == bool(entry["executable"])
+    except OSError:
+        return False
+
+
+def is_verified(path: str, size: int) -> bool:
+    """Whether nobody has written to a file since its hash was checked."""
+    try:
+        about = os.lstat(path)
+    except OSError:
+        return False
+    return about.st_size == size and about.st_mtime == VERIFIED
 
 
 def command_check(request: dict[str, Any]) -> dict[str, Any]:
@@ -74,18 +89,28 @@ def command_check(request: dict[str, Any]) -> dict[str, Any]:
     if is_whole(store(request["digest"]), request["entries"]):
         os.utime(store(request["digest"]))
         return {"have": True, "missing": []}
-    wanted = {entry["content"] for entry in request["entries"] if entry["kind"] == "file"}
-    return {"have": False, "missing": sorted(c for c in wanted if not os.path.isfile(store("blobs", c)))}
+    return {"have": False, "missing": missing(request["entries"])}
+
+
+def missing(entries: list[dict[str, Any]]) -> list[str]:
+    """Contents that are not here, or damaged."""
+    wanted = {entry["content"]: entry["size"] for entry in entries if entry["kind"] == "file"}
+    if not all(map(is_hex, wanted)):
+        raise Refused("not a hash")
+    return sorted(c for c, size in wanted.items() if not is_verified(store("blobs", c), size))
 
 
 def command_receive(request: dict[str, Any]) -> dict[str, Any]:
-    """Take the contents that follow the request, then build the snapshot."""
-    os.makedirs(store("blobs"), mode=0o700, exist_ok=True)
+    """Take the contents that follow the request, then build the snapshot; says again what is missing if
+    something that was here has been collected meanwhile."""
+    os.makedirs(store("blobs"), exist_ok=True)
     stream = Inflate(sys.stdin.buffer)
     for content, size in request["blobs"]:
         take_blob(stream, content, size)
-    build(request["digest"], request["entries"])
-    return {"have": True, "missing": []}
+    lacking = missing(request["entries"])
+    if not lacking:
+        build(request["digest"], request["entries"])
+    return {"have": not lacking, "missing": lacking}
 
 
 class Inflate:
@@ -122,7 +147,7 @@ def take_blob(stream: Inflate, content: str, size: int) -> None:
                 left -= len(data)
         if digest.hexdigest() != content:
             raise Refused("a file changed while it was pushed; push again")
-        os.chmod(temporary, 0o444)
+        settle(temporary, 0o444)
         os.rename(temporary, store("blobs", content))
     except BaseException:
         os.unlink(temporary)
@@ -137,7 +162,9 @@ def build(digest: str, entries: list[dict[str, Any]]) -> None:
     try:
         for entry in entries:
             place(beside, entry)
-        if os.path.exists(store(digest)):  # damaged, or built by someone else in the meantime
+        if is_whole(store(digest), entries):
+            return  # somebody else was faster, and may have begun to use it
+        if os.path.lexists(store(digest)):  # damaged
             os.rename(store(digest), beside + "-old")
         os.rename(beside, store(digest))
     except OSError as error:
@@ -155,11 +182,21 @@ def place(folder: str, entry: dict[str, Any]) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     if entry["kind"] == "link":
         os.symlink(entry["content"], path)
-    elif entry["executable"]:
-        shutil.copyfile(store("blobs", entry["content"]), path)
-        os.chmod(path, 0o555)
-    else:
-        os.link(store("blobs", entry["content"]), path)
+        return
+    blob = store("blobs", entry["content"])
+    if not entry["executable"]:
+        try:
+            os.link(blob, path)
+            return
+        except OSError:
+            pass  # a file system without hard links, or too many of this one
+    shutil.copyfile(blob, path)
+    settle(path, 0o555 if entry["executable"] else 0o444)
+
+
+def settle(path: str, mode: int) -> None:
+    os.chmod(path, mode)
+    os.utime(path, (VERIFIED, VERIFIED))
 
 
 def remove(folder: str) -> None:
@@ -168,45 +205,36 @@ def remove(folder: str) -> None:
 
 
 def command_collect(request: dict[str, Any]) -> dict[str, Any]:
-    """Remove snapshots beyond the newest few, and contents that no snapshot has; never what a run uses."""
+    """Remove snapshots beyond the newest few, contents that no snapshot has, and what broken pushes left;
+    never what a run uses."""
     used = used_by_runs() | set(request.get("keep") or [])
-    snapshots = [name for name in os.listdir(store()) if is_hex(name)] if os.path.isdir(store()) else []
-    old = sorted(
-        (n for n in snapshots if n not in used), key=lambda n: os.stat(store(n)).st_mtime, reverse=True
-    )
-    for name in old[KEEP:]:
+    names = os.listdir(store()) if os.path.isdir(store()) else []
+    free = [name for name in names if is_hex(name) and name not in used]
+    old = sorted(free, key=lambda name: os.stat(store(name)).st_mtime, reverse=True)[KEEP:]
+    for name in old + [name for name in names if name.startswith("tmp-") and is_over(store(name))]:
         remove(store(name))
+    return {"snapshots": len(old), "contents": collect_blobs()}
+
+
+def collect_blobs() -> int:
+    """Remove contents that no snapshot links to, unless they have just come: their snapshot is being made.
+    Where a snapshot holds a copy, its content may come again."""
     removed = 0
-    if old[KEEP:]:
-        kept = {os.path.basename(path) for path in contents_of_snapshots()}
-        for blob in os.listdir(store("blobs")):
-            if is_hex(blob) and os.stat(store("blobs", blob)).st_nlink == 1 and blob not in kept:
-                os.unlink(store("blobs", blob))
-                removed += 1
-    return {"snapshots": len(old[KEEP:]), "contents": removed}
+    for name in os.listdir(store("blobs")) if os.path.isdir(store("blobs")) else []:
+        path = store("blobs", name)
+        if os.lstat(path).st_nlink == 1 and is_over(path):
+            os.unlink(path)
+            removed += 1
+    return removed
 
 
-def contents_of_snapshots() -> list[str]:
-    """Contents of executable files: snapshots hold those as copies, which link counts do not show."""
-    found = []
-    for name in os.listdir(store()):
-        if is_hex(name):
-            for folder, _, files in os.walk(store(name)):
-                paths = [os.path.join(folder, file) for file in files]
-                found += [sha256(p) for p in paths if not os.path.islink(p) and os.access(p, os.X_OK)]
-    return found
-
-
-def sha256(path: str) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as f:
-        for data in iter(lambda: f.read(CHUNK), b""):
-            digest.update(data)
-    return digest.hexdigest()
+def is_over(path: str) -> bool:
+    """Whether nobody has changed it for so long that nobody is about to."""
+    return time.time() - os.lstat(path).st_ctime > OVER_S
 
 
 def used_by_runs() -> set[str]:
-    """Snapshots of runs that have not ended."""
+    """Snapshots of runs that go on, or could: the built-in trainer has no copy of its own to restart from."""
     used, folder = set(), os.path.join(home_folder(), "runs")
     for run in os.listdir(folder) if os.path.isdir(folder) else []:
         try:
@@ -216,12 +244,14 @@ def used_by_runs() -> set[str]:
                 state = json.loads(f.read())
         except (OSError, ValueError):
             continue
-        if state.get("state") not in FINAL and plan.get("code"):
-            used.add(plan["code"])
+        done = FINAL if plan.get("code") else ("succeeded",)
+        if state.get("state") not in done and plan.get("snapshot"):
+            used.add(plan["snapshot"])
     return used
 
 
 def main() -> int:
+    os.umask(0o077)
     commands = {"check": command_check, "receive": command_receive, "collect": command_collect}
     request = json.loads(sys.stdin.buffer.readline() or b"{}")
     sys.stdout.buffer.write(SENTINEL)

@@ -28,6 +28,7 @@ JUNK = """
 MOST_BYTES = 2 << 30
 MOST_FILES = 100_000
 PUSH_S = 3600.0
+PUSH_TRIES = 3  # another push may collect what this one counted on
 
 
 @dataclass(frozen=True)
@@ -142,9 +143,11 @@ def walk(folder: Path, root: Path) -> list[str]:
 
 def ignore_rules(root: Path) -> Callable[[str], bool]:
     try:
-        lines = (root / ".ringignore").read_text().splitlines()
+        lines = (root / ".ringignore").read_text("utf-8", "surrogateescape").splitlines()
     except FileNotFoundError:
         lines = []
+    except OSError as error:
+        raise InputError(f"{root / '.ringignore'}: {error.strerror}") from None
     return ignore_matcher(lines)
 
 
@@ -198,10 +201,15 @@ def push_one(agent: Agent, about: dict[str, Any], bodies: Bodies) -> Pushed:
     answer = agent.ask("hoststore.py", ["check"], about)
     if answer["have"]:
         return Pushed(0, 0)
-    blobs, body = bodies.of(tuple(answer["missing"]))
-    agent.ask("hoststore.py", ["receive"], {**about, "blobs": blobs}, body, timeout=PUSH_S)
-    agent.ask("hoststore.py", ["collect"], {"keep": [about["digest"]]})
-    return Pushed(len(blobs), len(body))
+    files = size = 0
+    for _ in range(PUSH_TRIES):
+        blobs, body = bodies.of(tuple(answer["missing"]))
+        answer = agent.ask("hoststore.py", ["receive"], {**about, "blobs": blobs}, body, timeout=PUSH_S)
+        files, size = files + len(blobs), size + len(body)
+        if answer["have"]:
+            agent.ask("hoststore.py", ["collect"], {"keep": [about["digest"]]})
+            return Pushed(files, size)
+    raise RingctlError(f"{agent.host.name}: somebody removes the code there as fast as it comes")
 
 
 class Bodies:
@@ -227,7 +235,10 @@ class Bodies:
         for content in missing:
             if content not in self._paths:
                 raise RingctlError(f"a host asked for {content!r}, which is not part of the snapshot")
-            data = Path(self._paths[content]).read_bytes()
+            try:
+                data = Path(self._paths[content]).read_bytes()
+            except OSError as error:
+                raise RingctlError(f"{self._paths[content]}: {error.strerror} while it was pushed") from None
             blobs.append((content, len(data)))
             pieces.append(packer.compress(data))
         return blobs, b"".join(pieces) + packer.flush()

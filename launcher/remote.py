@@ -21,13 +21,13 @@ def execute(
     mark = SENTINEL.decode().strip()
     # Whatever a login shell prints comes before the mark. The shell stays, so that a command that is killed
     # still has an exit code.
-    script = 'printf "%s\\n" "$0"; printf "%s\\n" "$0" >&2; "$@"; exit $?'
-    argv = ["/bin/sh", "-c", script, mark, *command]
+    script = 'printf "%s\\n" "$1"; printf "%s\\n" "$1" >&2; shift; "$@"; exit $?'
+    argv = ["/bin/sh", "-c", script, "sh", mark, *command]
 
     def work(name: str) -> Completed:
         done = agents[name].transport.run(argv, b"", timeout)
         if SENTINEL not in done.out:
-            raise HostError(name, f"it ran no command; it said: {last_words(done.out + done.err)}")
+            raise HostError(name, f"it ran no command; it said: {done.last_words}")
         out, err = (data.partition(SENTINEL)[2] for data in (done.out, done.err))
         clean = Completed(done.exit_code, out, err)
         if show is not None:
@@ -35,11 +35,6 @@ def execute(
         return clean
 
     return fan_out(agents, work)
-
-
-def last_words(data: bytes) -> str:
-    lines = data.decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "nothing"
 
 
 def summary(codes: Mapping[str, int], failed: Mapping[str, RingctlError]) -> list[str]:

@@ -11,7 +11,7 @@ from launcher.agent import Agent
 from launcher.errors import InputError, RingctlError
 from launcher.fanout import fan_out
 from launcher.model import Host, RunState
-from launcher.transport import Pool
+from launcher.transport import Key, Pool, way_to
 
 THIS_MACHINE = Host("localhost", local=True)
 
@@ -50,9 +50,8 @@ def find_runs(pool: Pool, more: Iterable[Host] = ()) -> list[Found]:
     answers = ask_hosts([THIS_MACHINE, *hosts, *more], pool)
     for run in {state["run"] for _, answer in answers if isinstance(answer, list) for state in answer}:
         if run not in known:
-            where = tuple(host for host, answer in answers if states_in(answer, run))
-            first = states_in(next(answer for host, answer in answers if host == where[0]), run)[0]
-            known[run] = Found(run, first["name"], where, first["started"])
+            first = next(states[0] for _, answer in answers if (states := states_in(answer, run)))
+            known[run] = Found(run, first["name"], hosts_of(run, answers), first["started"])
     found = [updated(found, answers) for found in known.values()]
     return sorted(found, key=lambda f: f.started)
 
@@ -62,7 +61,7 @@ Answer = list[Mapping[str, Any]] | RingctlError
 
 def ask_hosts(hosts: Iterable[Host], pool: Pool, run: str | None = None) -> list[tuple[Host, Answer]]:
     """What each host says of its runs, each host asked once."""
-    agents = {host_key(host): Agent(host, pool.transport(host)) for host in hosts}
+    agents = {way_to(host): Agent(host, pool.transport(host)) for host in hosts}
 
     def ask(key: Key) -> list[Mapping[str, Any]]:
         return list(agents[key].runs(run)["runs"])
@@ -70,12 +69,17 @@ def ask_hosts(hosts: Iterable[Host], pool: Pool, run: str | None = None) -> list
     return [(agents[key].host, answer) for key, answer in fan_out(agents, ask).items()]
 
 
-Key = tuple[str, str, str, int]
-
-
-def host_key(host: Host) -> Key:
-    """Two inventories may call different hosts by the same name."""
-    return host.name, host.address, host.user, host.port
+def hosts_of(run: str, answers: Sequence[tuple[Host, Answer]]) -> tuple[Host, ...]:
+    """The hosts that know a run. While ranks of it are missing, also those that did not answer: it may be
+    there, and must not be taken for ended when it is not."""
+    states = [state for _, answer in answers for state in states_in(answer, run)]
+    ranks = {rank["rank"] for state in states for rank in state["ranks"]}
+    missing = len(ranks) < states[0]["world"]
+    return tuple(
+        host
+        for host, answer in answers
+        if states_in(answer, run) or (missing and isinstance(answer, RingctlError))
+    )
 
 
 def states_in(answer: Answer, run: str) -> list[Mapping[str, Any]]:
@@ -84,8 +88,8 @@ def states_in(answer: Answer, run: str) -> list[Mapping[str, Any]]:
 
 def updated(found: Found, answers: Iterable[tuple[Host, Answer]]) -> Found:
     """With what its hosts say now; the end of a run is written down, so that nobody need be asked again."""
-    mine = {host_key(host) for host in found.hosts}
-    heard = [answer for host, answer in answers if host_key(host) in mine]
+    mine = {way_to(host) for host in found.hosts}
+    heard = [answer for host, answer in answers if way_to(host) in mine]
     states = tuple(state for answer in heard for state in states_in(answer, found.run))
     if found.is_over or not heard:
         return found

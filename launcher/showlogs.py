@@ -15,7 +15,7 @@ from launcher.agent import Agent
 from launcher.diagnose import Tails
 from launcher.errors import HostError, InputError
 from launcher.follow import follow, presence
-from launcher.logs import Filter, fold_repeats, line_writer
+from launcher.logs import Filter, fold_repeats, line_writer, visible
 from launcher.model import Event
 from launcher.runs import Found
 
@@ -120,4 +120,4 @@ def finish(outcome: run.Outcome, look: Look) -> None:
         write_json([outcome.event()])
     else:
         for line in (*text.cause_lines(outcome), text.verdict(outcome)):
-            print(line, file=sys.stderr)
+            print(visible(line), file=sys.stderr)

@@ -20,6 +20,12 @@ class Completed:
     out: bytes
     err: bytes
 
+    @property
+    def last_words(self) -> str:
+        """The last line of what it said, for a complaint."""
+        lines = (self.out + b"\n" + self.err).decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "nothing"
+
 
 @dataclass(frozen=True)
 class HostKey:
@@ -70,17 +76,25 @@ class Transport(Protocol):
         """Give the connection back; the next call opens a new one."""
 
 
+Key = tuple[str | int, ...]
+
+
+def way_to(host: Host) -> Key:
+    """What tells one connection from another."""
+    return host.name, host.address, host.user, host.port, host.identity_file, host.host_key, host.python
+
+
 class Pool:
     """One transport a host, kept for as long as a command of ringctl runs."""
 
     def __init__(self, no_input: bool = False) -> None:
         self._no_input = no_input
         self._settings: Settings | None = None
-        self._open: dict[tuple[str, str, str, int], Transport] = {}
+        self._open: dict[Key, Transport] = {}
 
     def transport(self, host: Host) -> Transport:
         """The one that `host` asks for; opened when it is first used."""
-        where = (host.name, host.address, host.user, host.port)
+        where = way_to(host)
         if where not in self._open:
             self._open[where] = self._make(host)
         return self._open[where]

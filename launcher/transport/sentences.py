@@ -18,6 +18,14 @@ SILENT = ("No existing session", "Timeout opening channel", "Timeout")  # how pa
 HUNG_UP = "Error reading SSH protocol banner"
 
 
+class Silence(TimeoutError):
+    """A server did not answer in time; says how long that was."""
+
+
+def is_silence(error: BaseException) -> bool:
+    return isinstance(error, TimeoutError) or str(error).startswith(SILENT)
+
+
 @contextlib.contextmanager
 def translated(
     host: str, jump: str = "", passing: tuple[type[paramiko.SSHException], ...] = ()
@@ -44,8 +52,9 @@ def sentence(error: Exception, host: str) -> tuple[str, str]:
         return f"its name is not known here ({error.strerror})", "write a numeric address in the inventory"
     if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
         return about_connecting(error)
-    if isinstance(error, TimeoutError) or text.startswith(SILENT):
-        return f"no answer within {CONNECT_S:.0f} s", "is the host on, and its address right?"
+    if is_silence(error):
+        own = text if isinstance(error, Silence) else f"no answer within {CONNECT_S:.0f} s"
+        return own, "is the host on, and its address right?"
     if isinstance(error, paramiko.ChannelException):
         return f"the server refused another session ({text})", "raise MaxSessions in its sshd_config"
     if isinstance(error, (EOFError, ConnectionError)) or text.startswith(HUNG_UP):

@@ -16,7 +16,7 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import paramiko
 from fabric import Config, Connection
@@ -27,7 +27,7 @@ from launcher.model import Host
 from launcher.transport import Channel, Completed, HostKey, sshconfig
 from launcher.transport.hostkeys import UnknownKey, fingerprint, name_of, pinned_key, strict_client
 from launcher.transport.identity import USUAL_KEYS, Identity, Secrets
-from launcher.transport.sentences import CONNECT_S, HUNG_UP, translated
+from launcher.transport.sentences import CONNECT_S, HUNG_UP, Silence, is_silence, translated
 
 KEEPALIVE_S = 15
 READ_COMMAND = (
@@ -46,8 +46,12 @@ class Settings:
     def __init__(self, no_input: bool = False) -> None:
         # Every error of it is raised, and told once by us.
         logging.getLogger("paramiko").setLevel(logging.CRITICAL)
-        self.config = Config(ssh_config=sshconfig.load())
+        self.ssh_config = sshconfig.load()
         self.secrets = Secrets(no_input)
+
+    def config(self) -> Config:
+        """fabric's own settings, for one connection: they are not made for several threads."""
+        return Config(lazy=True, ssh_config=self.ssh_config)
 
 
 class SshTransport:
@@ -66,7 +70,7 @@ class SshTransport:
         argv = [self.host.python, "-I", "-c", kit.INSTALL, kit.folder()]
         done = self.run(argv, kit.contents(), 60.0)
         if kit.INSTALLED not in done.out:
-            raise HostError(self.host.name, f"cannot put ringctl's files there: {last_line(done.err)}")
+            raise HostError(self.host.name, f"cannot put ringctl's files there; it said: {done.last_words}")
 
     def run(self, argv: Sequence[str], stdin: bytes, timeout: float) -> Completed:
         deadline = time.monotonic() + timeout
@@ -177,17 +181,19 @@ def connection_to(host: Host, settings: Settings) -> Connection:
         raise HostError(
             host.name, f"there is no key file {key}", fix="correct identity_file in the inventory"
         )
-    gateway = way_to(host.address, settings, {host.address})
+    gateway = jumps_to(host.address, settings, {host.address})
     own = {"user": host.user or None, "port": host.port or None}
-    connection = Connection(host.address, config=settings.config, gateway=gateway, forward_agent=False, **own)
+    connection = Connection(
+        host.address, config=settings.config(), gateway=gateway, forward_agent=False, **own
+    )
     pinned = pinned_key(host.name, host.host_key) if host.host_key else None
     return strict(connection, settings, [key] if key else [], pinned)
 
 
-def way_to(name: str, settings: Settings, seen: set[str]) -> Connection | str | bool:
+def jumps_to(name: str, settings: Settings, seen: set[str]) -> Connection | str | bool:
     """The jump before `name`, which knows the one before it: the first of a list is reached first, and that
     one by its own way. A host on the way to itself is reached directly."""
-    config = settings.config.base_ssh_config.lookup(name)
+    config = settings.ssh_config.lookup(name)
     jumps = config.get("proxyjump", "none")
     if jumps.lower() == "none":
         command = config.get("proxycommand", "none")
@@ -195,11 +201,11 @@ def way_to(name: str, settings: Settings, seen: set[str]) -> Connection | str | 
     gateway: Connection | str | bool = False
     for place, hop in enumerate(jumps.split(",")):
         words = hop.strip().removeprefix("ssh://").rstrip("/")
-        jump = Connection(words, config=settings.config, gateway=False, forward_agent=False)
+        jump = Connection(words, config=settings.config(), gateway=False, forward_agent=False)
         if jump.original_host in seen:
             continue
         if place == 0:
-            gateway = way_to(jump.original_host, settings, seen | {jump.original_host})
+            gateway = jumps_to(jump.original_host, settings, seen | {jump.original_host})
         jump.gateway = gateway
         gateway = strict(jump, settings, [], None)
     return gateway
@@ -221,6 +227,7 @@ def strict(
             only=config.get("identitiesonly", "no") == "yes",
             secrets=settings.secrets,
         ),
+        transport_factory=quick_transport,
         banner_timeout=CONNECT_S,
         auth_timeout=30.0,
         channel_timeout=CONNECT_S,
@@ -240,13 +247,16 @@ def open_chain(connection: Connection, host: str) -> None:
 
 
 def open_one(connection: Connection) -> None:
+    began = time.monotonic()
     try:
         connection.open()
     except paramiko.ChannelException as error:
         jump, where = connection.gateway.original_host, f"{connection.host}:{connection.port}"
         raise paramiko.SSHException(f"jump host {jump} cannot reach {where} ({error.text})") from None
-    except BaseException:
+    except BaseException as error:
         connection.client.close()  # its thread, and its socket
+        if is_silence(error) and time.monotonic() >= began + connection.connect_timeout:
+            raise Silence(f"no answer within {connection.connect_timeout:g} s") from None
         raise
 
 
@@ -254,6 +264,14 @@ def close_chain(connection: Connection | str | bool) -> None:
     while isinstance(connection, Connection):
         connection.client.close()
         connection = connection.gateway
+
+
+def quick_transport(sock: Any, **options: Any) -> paramiko.Transport:
+    """Prefers ciphers that authenticate by themselves: one pass in OpenSSL instead of two, one of them ours."""
+    transport = paramiko.Transport(sock, **options)
+    security = transport.get_security_options()
+    security.ciphers = sorted(security.ciphers, key=lambda name: "-gcm@" not in name)
+    return transport
 
 
 def retried(work: Callable[[], T]) -> T:
@@ -326,8 +344,3 @@ def remaining(deadline: float) -> float:
     if left <= 0:
         raise TimeoutError
     return left
-
-
-def last_line(data: bytes) -> str:
-    lines = data.decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"

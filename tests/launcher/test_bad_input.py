@@ -90,6 +90,13 @@ def test_the_inventory_in_the_folder_is_judged_without_being_named() -> None:
     assert "hosts.yaml:3: hosts[0].slot" in refused("launch", "--", "true")
 
 
+def test_this_machine_may_be_in_the_inventory_once() -> None:
+    Path("hosts.yaml").write_text("hosts: [{name: a, local: true}, {name: b, local: true}]\n")
+    said = refused("launch", "--", "true")
+    assert "hosts.yaml: hosts a and b are both this machine" in said
+    assert "slots" in said
+
+
 def test_an_inventory_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "nowhere.yaml: no such file" in refused("launch", "--hosts", "nowhere.yaml", "--", "true")
     monkeypatch.setenv("RINGCTL_HOSTS", "gone.yaml")
@@ -166,8 +173,16 @@ def test_a_script_that_cannot_be_run_as_a_command_is_refused() -> None:
 # --- The other commands --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["logs", "status", "stop"])
-@pytest.mark.parametrize("reference", ["20260101-000000-abcd", "../../etc", "-x", "", "name with spaces"])
+@pytest.mark.parametrize(
+    ("command", "reference"),
+    [
+        ("logs", "20260101-000000-abcd"),
+        ("status", "../../etc"),
+        ("stop", "-x"),
+        ("stop", ""),
+        ("logs", "a b"),
+    ],
+)
 def test_an_unknown_run_is_refused(command: str, reference: str) -> None:
     said = refused(command, "--", reference)
     assert "there is no run" in said

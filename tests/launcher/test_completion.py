@@ -71,4 +71,4 @@ def test_every_command_has_help_and_a_line_in_the_list(name: str) -> None:
     assert name in ringctl("--help").stdout
     shown = ringctl(name, "--help").stdout
     assert shown.startswith(f"Usage: ringctl {name} ")
-    assert all(option.help for option in cli.commands[name].params if option.param_type_name == "option")  # type: ignore[attr-defined]  # options have it
+    assert all(option.help for option in cli.commands[name].params if option.param_type_name == "option")

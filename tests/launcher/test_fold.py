@@ -149,7 +149,14 @@ def test_the_events_and_the_hosts_own_word_tell_the_same_story(command: str) -> 
     assert from_host.state in fold.ENDED
 
 
-NOTHING_YET = {"state": "waiting", "pid": None, "exit_code": None, "signal": None, "reason": "", "metric": {}}
+NOTHING_YET: dict[str, Any] = {
+    "state": "waiting",
+    "pid": None,
+    "exit_code": None,
+    "signal": None,
+    "reason": "",
+    "metric": {},
+}
 
 
 def test_the_newest_attempt_counts_and_a_lost_host_makes_a_lost_run() -> None:

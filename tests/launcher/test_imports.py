@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from launcher import kit
+
 PROJECT = Path(__file__).resolve().parents[2]
-HOST_SIDE = ("launcher/hostd.py", "launcher/preflight/probe.py", "launcher/hoststore.py")
+HOST_SIDE = tuple(f"launcher/{name}" for name in kit.FILES)
 IN_THE_RANKS_OWN_PYTHON = "launcher/hostd.py"  # becomes the ranks there, and imports torch for them by name
 
 
@@ -77,10 +79,8 @@ def test_what_runs_on_hosts_needs_nothing_but_python(path: str) -> None:
     assert needed, "the walk found its imports"
 
 
-def test_every_file_that_is_sent_to_hosts_is_watched_here() -> None:
-    from launcher import kit
-
-    assert {f"launcher/{name}" for name in kit.FILES} == set(HOST_SIDE)
+def test_the_supervisor_and_the_probe_are_among_what_runs_on_hosts() -> None:
+    assert {"launcher/hostd.py", "launcher/preflight/probe.py"} <= set(HOST_SIDE)
 
 
 def test_the_trainer_and_the_launcher_are_there_to_be_walked() -> None:

@@ -185,6 +185,31 @@ def test_a_relative_home_folder_means_the_one_seen_from_here(
     assert [event["step"] for event in seen if event["kind"] == "metric"] == [7]
 
 
+ODD = 'it\'s "quoted" $HOME `x`\nsecond line \\ \u4e16\u754c'
+
+
+def test_the_inventory_decides_about_a_local_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "work").mkdir()
+    host = {
+        "name": "here",
+        "local": True,
+        "slots": 3,
+        "workdir": str(tmp_path / "work"),
+        "variables": {"ODD": ODD},
+    }
+    inventory = {"master_port": 23457, "hosts": [host]}
+    (tmp_path / "hosts.yaml").write_text(json.dumps(inventory))  # JSON is YAML
+    monkeypatch.chdir(tmp_path)
+    done = ringctl(
+        "launch", "--json", "--", "sh", "-c", 'printf "%s" "$ODD" >odd$RANK; pwd; echo $MASTER_PORT'
+    )
+    seen = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {event["host"] for event in seen if event["rank"] is not None} == {"here"}
+    for rank in range(3):
+        assert lines(seen, rank) == [str(tmp_path / "work"), "23457"]
+        assert (tmp_path / "work" / f"odd{rank}").read_bytes() == ODD.encode()
+
+
 # --- When ringctl itself goes away ---------------------------------------------------------------
 
 COUNT = """

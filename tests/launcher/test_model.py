@@ -37,15 +37,15 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if kind in SCALARS:
         return SCALARS[kind]
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         return st.builds(kind, **{f.name: values(hints[f.name]) for f in dataclasses.fields(kind)})
     if origin is typing.Literal:
         return st.sampled_from(args)
     if origin is types.UnionType:
         return st.one_of(*map(values, args))
-    if origin is tuple:
-        return st.lists(values(args[0]), max_size=3).map(tuple)
+    if origin in (tuple, frozenset):
+        return st.lists(values(args[0]), max_size=3).map(origin)
     assert issubclass(origin, Mapping), f"no strategy for {kind}"
     return st.dictionaries(values(args[0]), values(args[1]), max_size=3)
 

@@ -210,6 +210,15 @@ def test_two_who_stop_at_once_both_see_it_end() -> None:
     assert status(run)["state"] == "stopped"
 
 
+def test_the_least_patient_of_those_who_stop_decides() -> None:
+    run = detach(["sh", "-c", 'trap "" TERM; echo up; while :; do sleep 0.02; done'], world=1)
+    wait_for(lambda: lines(events(run), 0), "the rank")
+    stops = [start("stop", run, "--grace", grace) for grace in ("0", "3000", "3000")]
+    for stop in stops:
+        assert stop.communicate(timeout=60)[1] == ""
+    assert exits(events(run))[0]["signal"] == "SIGKILL"
+
+
 def test_a_rank_may_use_its_grace_to_finish() -> None:
     script = 'trap "sleep 0.3; echo saved; exit 0" TERM; echo up; while :; do sleep 0.02; done'
     run = detach(["sh", "-c", script], world=1)

@@ -1,0 +1,239 @@
+"""The test cluster, as the tests of ringctl over SSH use it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import shutil
+import subprocess
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from launcher.agent import Agent
+from launcher.errors import RingctlError
+from launcher.inventory import load
+from launcher.transport import Pool
+from tests.cluster import Cluster
+from tests.cluster.network import Block
+from tests.launcher.ringctl import RINGCTL, wait_for
+
+HOME = "/home/train"
+OURS = f"{HOME}/.ringctl"
+
+
+# --- The controller's side -----------------------------------------------------------------------
+
+
+def inventory(cluster: Cluster, only: tuple[str, ...] = (), **changes: dict[str, Any]) -> Path:
+    """Write the inventory that ringctl finds: the cluster's, some of its hosts, each with changes (a value of
+    None takes a key away; `defaults` are the defaults)."""
+    content = yaml.safe_load(cluster.hosts_file.read_text())
+    content["hosts"] = [host for host in content["hosts"] if not only or host["name"] in only]
+    content["master"] = content["hosts"][0]["name"]
+    for place in [content["defaults"], *content["hosts"]]:
+        place.update(changes.get(place.get("name", "defaults"), {}))
+        for key in [key for key, value in place.items() if value is None]:
+            del place[key]
+    path = Path(os.environ["RINGCTL_HOSTS"])
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    return path
+
+
+def dot_ssh() -> Path:
+    return Path(os.environ["HOME"]) / ".ssh"
+
+
+def ssh_config(text: str) -> None:
+    """Put this before what is in ~/.ssh/config: what comes first counts."""
+    path = dot_ssh() / "config"
+    path.write_text(text + "\n\nHost *\n" + path.read_text())
+
+
+@contextlib.contextmanager
+def agents() -> Iterator[dict[str, Agent]]:
+    """The hosts of the inventory in this process, without the command line's start-up time."""
+    pool = Pool(no_input=True)
+    try:
+        hosts = load(Path(os.environ["RINGCTL_HOSTS"])).hosts
+        yield {host.name: Agent(host, pool.transport(host)) for host in hosts}
+    finally:
+        pool.close()
+
+
+def sh(host: str, script: str) -> str:
+    """What a script prints on a host, reached as ringctl reaches it."""
+    with agents() as found:
+        return found[host].transport.run(["sh", "-c", script], b"", 30.0).out.decode()
+
+
+def refusal(host: str) -> RingctlError:
+    """Why ringctl cannot reach a host."""
+    try:
+        with agents() as found:
+            found[host].transport.run(["true"], b"", 30.0)
+    except RingctlError as error:
+        return error
+    raise AssertionError(f"{host} let us in")
+
+
+class Terminal:
+    """ringctl on a terminal of its own, which someone types at."""
+
+    def __init__(self, *args: str) -> None:
+        self.fd, theirs = pty.openpty()
+        self.seen = ""
+        self.process = subprocess.Popen(
+            [*RINGCTL, *args],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(theirs)
+
+    def expect(self, text: str, seconds: float = 30.0) -> None:
+        deadline = time.monotonic() + seconds
+        while text not in self.seen:
+            assert self._read(deadline), f"waited in vain for {text!r}; there was {self.seen!r}"
+
+    def type(self, text: str) -> None:
+        os.write(self.fd, text.encode())
+
+    def finish(self, code: int) -> str:
+        """All that was shown, once it is over."""
+        deadline = time.monotonic() + 60.0
+        while self._read(deadline):
+            pass
+        assert self.process.wait(timeout=10) == code, self.seen
+        os.close(self.fd)
+        return self.seen
+
+    def _read(self, deadline: float) -> bool:
+        if not select.select([self.fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            return False
+        try:
+            data = os.read(self.fd, 65536)
+        except OSError:  # nobody has the other end any more
+            return False
+        self.seen += data.decode(errors="replace")
+        return bool(data)
+
+
+@contextlib.contextmanager
+def ssh_agent(*keys: Path) -> Iterator[None]:
+    """A real agent that holds these keys."""
+    socket = Path(os.environ["TMPDIR"]) / "agent"
+    agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.DEVNULL)
+    try:
+        wait_for(socket.exists, "the agent's socket")
+        os.environ["SSH_AUTH_SOCK"] = str(socket)
+        for key in keys:
+            subprocess.run(["ssh-add", "-q", str(key)], check=True, stderr=subprocess.DEVNULL)
+        yield
+    finally:
+        os.environ.pop("SSH_AUTH_SOCK", None)
+        agent.terminate()
+        agent.wait()
+        socket.unlink(missing_ok=True)
+
+
+def new_key(path: Path, passphrase: str = "", kind: str = "ed25519") -> Path:
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", path.name, "-f", str(path)], check=True
+    )
+    return path
+
+
+# --- The hosts' side -----------------------------------------------------------------------------
+
+
+class Hosts(Cluster):
+    """Remembers whose network a test has touched, for that takes time to put right."""
+
+    def __init__(self, hosts: int = 4, **options: Any) -> None:
+        super().__init__(hosts, **options)
+        self.touched: set[str] = set()
+
+    def cut(self, host: str) -> None:
+        self.touched.add(host)
+        super().cut(host)
+
+    def _block(self, host: str, *blocks: Block) -> None:
+        self.touched.add(host)
+        super()._block(host, *blocks)
+
+
+def reset(cluster: Hosts) -> None:
+    """Every cable in, no rule, and homes as on the first day."""
+    while cluster.touched:
+        host = cluster.touched.pop()
+        cluster.heal(host)
+        cluster.clear_rules(host)
+    for host in cluster.names:
+        for path in cluster.path(host, HOME).iterdir():
+            if path.name != ".ssh":
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def left_on(cluster: Cluster) -> dict[str, Any]:
+    """What runs or listens on the hosts besides sshd."""
+    found: dict[str, Any] = {}
+    for host in cluster.names:
+        running = [" ".join(process.argv)[:200] for process in cluster.processes(host)]
+        ports = cluster.listening_ports(host) - {22}
+        if running or ports:
+            found[host] = (running, ports)
+    return found
+
+
+@contextlib.contextmanager
+def host_file(cluster: Cluster, host: str, path: str, change: Any) -> Iterator[None]:
+    """Change a file of a host, by a function of its text, for a while."""
+    place = cluster.path(host, path)
+    before = place.read_text()
+    place.write_text(change(before))
+    try:
+        yield
+    finally:
+        place.write_text(before)
+
+
+@contextlib.contextmanager
+def sshd_option(cluster: Cluster, host: str, text: str) -> Iterator[None]:
+    """A line at the top of a host's sshd_config, where it counts."""
+    cluster.stop_sshd(host)
+    try:
+        with host_file(cluster, host, "/etc/ssh/sshd_config", lambda before: f"{text}\n{before}"):
+            cluster.start_sshd(host)
+            yield
+    finally:
+        cluster.stop_sshd(host)
+        cluster.start_sshd(host)
+
+
+def login_shell(cluster: Cluster, host: str, shell: str) -> contextlib.AbstractContextManager[None]:
+    return host_file(
+        cluster, host, "/etc/passwd", lambda text: text.replace(f"{HOME}:/bin/bash", f"{HOME}:{shell}")
+    )
+
+
+def write_home(cluster: Cluster, host: str, name: str, text: str) -> None:
+    """A file in the user's home, as the user would have it."""
+    cluster.run(host, "sh", "-c", 'mkdir -p "$(dirname "$0")" && cat >"$0"', name, input=text)
+
+
+def fingerprint(cluster: Cluster, host: str) -> str:
+    """As ssh-keygen shows it."""
+    key = cluster.path(host, "/etc/ssh/ssh_host_ed25519_key.pub")
+    return subprocess.run(
+        ["ssh-keygen", "-lf", str(key)], capture_output=True, text=True, check=True
+    ).stdout.split()[1]
