@@ -68,8 +68,8 @@ def launch() -> list[str]:
 
 
 def tee() -> list[str]:
-    port = str(free_port())
-    return [TORCHRUN, "--nproc-per-node", str(RANKS), "--master-port", port, "--tee", "3", *PRINTER]
+    options = ["--nproc-per-node", str(RANKS), "--master-port", str(free_port()), "--tee", "3"]
+    return ["env", "PYTHONUNBUFFERED=1", TORCHRUN, *options, *PRINTER]
 
 
 def show_all(bench: Workbench, argv: list[str]) -> Shown:
@@ -85,8 +85,7 @@ def show_live(bench: Workbench, argv: list[str]) -> Shown:
     began.unlink(missing_ok=True)
     chunks: list[bytes] = []
     shown = 0.0
-    extra = {"BENCH_BEGAN": str(began), "PYTHONUNBUFFERED": "1"}
-    with bench.start(argv, extra=extra) as process:
+    with bench.start(argv, extra={"BENCH_BEGAN": str(began)}) as process:
         assert process.stdout is not None
         while data := os.read(process.stdout.fileno(), 1 << 20):
             chunks.append(data)

@@ -87,7 +87,8 @@ class Measurement:
 
 
 def side_json(series: Series, statistic: Statistic) -> dict[str, Any]:
-    return {"name": series.name, "value": series.figure(statistic), "runs": list(series.values)}
+    figures = {"value": series.figure(statistic), "median": series.figure("median")}
+    return {"name": series.name, **figures, "runs": list(series.values)}
 
 
 def quantity(value: float, unit: Unit) -> str:

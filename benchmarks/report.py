@@ -31,8 +31,17 @@ def row(measurement: Measurement) -> tuple[str, ...]:
         f"{measurement.ratio:.2f}x",
         measurement.target.text(unit) if measurement.target else "-",
         {True: "yes", False: "no", None: "-"}[measurement.reached],
-        f"{measurement.statistic} of {len(measurement.ours.values)}",
+        judged_by(measurement),
     )
+
+
+def judged_by(measurement: Measurement) -> str:
+    """Which of our runs counts; where it is the best one, also what the median was, so that luck shows."""
+    by = f"{measurement.statistic} of {len(measurement.ours.values)}"
+    if measurement.statistic != "best":
+        return by
+    middle = [quantity(side.figure("median"), side.unit) for side in (measurement.ours, measurement.theirs)]
+    return f"{by}; medians {middle[0]}, {middle[1]}"
 
 
 def as_json(

@@ -93,7 +93,7 @@ class Workbench:
         if process.returncode:
             said = self.errors.read_text(errors="replace").strip().splitlines()[-5:]
             command = shlex.join(map(str, process.args))  # type: ignore[arg-type]  # `start` gives a list
-            raise CannotRun(f"{command} exited with {process.returncode}:\n  " + "\n  ".join(said))
+            raise CannotRun("\n  ".join([f"{command} exited with {process.returncode}", *said]))
 
     def alternate(
         self,

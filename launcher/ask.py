@@ -108,6 +108,14 @@ def local_python() -> str:
     return shutil.which("python3") or shutil.which("python") or sys.executable
 
 
+def folder() -> str:
+    """Where the user is, and where ranks on this machine run."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise InputError("the folder you are in is gone; change to one that exists") from None
+
+
 def run_name(name: str) -> str:
     if name and not NAME.fullmatch(name):
         raise InputError(

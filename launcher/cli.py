@@ -135,7 +135,7 @@ def launch(
         world=world,
         master_port=master_port,
         prefork=prefork,
-        workdir=str(Path.cwd()),
+        workdir=ask.folder(),
         code=snapshot.digest if snapshot else "",
         code_files=frozenset(entry.path for entry in snapshot.entries) if snapshot else frozenset(),
         variables=ask.variables(variables),

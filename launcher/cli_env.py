@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -41,9 +45,10 @@ def create(file: str | None, timeout: float, as_json: bool, **where: str | None)
 
     spec = environment.read_spec(environment.find_file(file))
     agents = agents_at(where)
-    results = environment.create(
-        agents, spec, timeout, lambda host, line: click.echo(f"{host}: {line}", err=as_json)
-    )
+    with interruptible() as stop:
+        results = environment.create(
+            agents, spec, timeout, lambda host, line: click.echo(f"{host}: {line}", err=as_json), stop
+        )
     failed = {host: done for host, done in results.items() if isinstance(done, RingctlError)}
     created = {host: done for host, done in results.items() if not isinstance(done, RingctlError)}
     if as_json:
@@ -54,8 +59,27 @@ def create(file: str | None, timeout: float, as_json: bool, **where: str | None)
         show_created(created, {host: agents[host] for host in created}, spec.name)
     for error in failed.values():
         click.echo(f"error: {error}", err=True)
+    if stop():
+        return 130
     unreachable = any(isinstance(error, HostError) for error in failed.values())
     return HostError.exit_code if unreachable else 1 if failed else 0
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C only makes the yielded function true, so that every host can be told; a second one is final."""
+    stopped = threading.Event()
+
+    def interrupt(*_: object) -> None:
+        if stopped.is_set():
+            raise KeyboardInterrupt
+        stopped.set()
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield stopped.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def show_created(created: dict[str, Created], agents: dict[str, Agent], name: str) -> None:
@@ -105,6 +129,6 @@ def check(packages: tuple[str, ...], as_json: bool, **where: str | None) -> int:
     code = environment.exit_code(results, found)
     if code == 0:
         click.echo("the hosts agree")
-    elif code != HostError.exit_code:
+    elif any(one.blocking for one in found):
         click.echo("make them the same: ringctl env create", err=True)
     return code

@@ -96,7 +96,9 @@ class Tails:
     def add(self, event: Event) -> None:
         if event.kind == "line" and event.rank is not None:
             where = self._err if event.data["stream"] == "err" else self._out
-            where.setdefault(event.rank, deque(maxlen=LAST_LINES)).append(event.data["text"])
+            if event.rank not in where:
+                where[event.rank] = deque(maxlen=LAST_LINES)
+            where[event.rank].append(event.data["text"])
 
     def of(self, rank: int) -> list[str]:
         return list(self._err.get(rank) or self._out.get(rank) or ())

@@ -37,6 +37,7 @@ MUST_MATCH = ("python", "torch", "torchvision")  # ranks that differ in these do
 MISSING = "missing"
 
 Show = Callable[[str, str], None]  # (host, one line)
+Stop = Callable[[], bool]  # whether the user has had enough
 
 
 # --- The file ------------------------------------------------------------------------------------
@@ -125,19 +126,20 @@ class Created:
 
 
 def create(
-    agents: Mapping[str, Agent], spec: Spec, timeout: float, show: Show
+    agents: Mapping[str, Agent], spec: Spec, timeout: float, show: Show, stop: Stop
 ) -> dict[str, Created | RingctlError]:
-    """Make it on all hosts side by side; `show` gets the steps as they are taken."""
+    """Make it on all hosts side by side; `show` gets the steps as they are taken. Once `stop` says so, it is
+    ended on all of them."""
     request = {**to_json(spec), "timeout": timeout}
-    return fan_out(agents, lambda name: create_one(agents[name], request, show))
+    return fan_out(agents, lambda name: create_one(agents[name], request, show, stop))
 
 
-def create_one(agent: Agent, request: dict[str, Any], show: Show) -> Created:
+def create_one(agent: Agent, request: dict[str, Any], show: Show, stop: Stop) -> Created:
     host = agent.host.name
     ready = agent.ask("hostenv.py", ["ready"], request)["ready"]
     if ready is not None:
         return Created("up to date", ready["tool"], ready["prefix"])
-    for note in notes_of(agent, request):
+    for note in notes_of(agent, request, stop):
         if note["kind"] in ("step", "output"):
             show(host, visible(note["text"]))
         elif note["kind"] == "error":
@@ -149,13 +151,15 @@ def create_one(agent: Agent, request: dict[str, Any], show: Show) -> Created:
     raise HostError(host, "the creation broke off", fix="repeat it: ringctl env create")
 
 
-def notes_of(agent: Agent, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def notes_of(agent: Agent, request: dict[str, Any], stop: Stop) -> Iterator[dict[str, Any]]:
     """What hostenv's `create` says, line by line. Whoever stops listening ends it there."""
     argv = [*agent.transport.program("hostenv.py"), "create"]
     channel = agent.transport.stream(argv, json.dumps(request).encode() + b"\n")
     rest, begun, heard = b"", False, time.monotonic()
     try:
-        while (data := channel.read(1.0)) != b"":
+        while (data := channel.read(0.5)) != b"":
+            if stop():
+                raise RingctlError(f"{agent.host.name}: interrupted; what was under way there is being ended")
             if data is None:
                 if time.monotonic() - heard > SILENCE_S:
                     raise HostError(agent.host.name, f"nothing was heard of it for {SILENCE_S:.0f} s")
@@ -234,7 +238,7 @@ def differences(looks: Mapping[str, Look]) -> list[Difference]:
 
 
 def essence(what: str, value: str | None) -> str | None:
-    """What of a version has to be the same: of Python its first two numbers, else all but the build (+cpu)."""
+    """What of a version has to be the same: of Python the first two numbers, else all but +cpu and the like."""
     if value is None:
         return None
     return ".".join(value.split(".")[:2]) if what == "python" else value.partition("+")[0]
@@ -272,7 +276,9 @@ def difference_line(difference: Difference) -> str:
         f"{MISSING if value is None else visible(value)} on {grouped(names)}"
         for value, names in hosts.items()
     ]
-    return f"{difference.what} {'differs' if len(parts) > 1 else 'is'}: {'; '.join(parts)}"
+    return (
+        f"{difference.what} differs: {'; '.join(parts)}" if parts[1:] else f"{difference.what} is {parts[0]}"
+    )
 
 
 def check_json(results: Mapping[str, Look | RingctlError], found: Sequence[Difference]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from launcher.errors import RingctlError
 from launcher.model import Host, Inventory, Plan, from_json, to_json
 from launcher.plan import LaunchOptions
 
@@ -33,7 +35,6 @@ def home() -> Path:
 
 def remember(plan: Plan, inventory: Inventory, options: LaunchOptions) -> None:
     """Written before anything is started, so that even a killed launch can be found and stopped."""
-    (home() / "history").mkdir(mode=0o700, parents=True, exist_ok=True)
     names = {host.host for host in plan.hosts}
     hosts = tuple(host for host in inventory.hosts if host.name in names)
     write(Record(plan, hosts, time.time(), inventory, options))
@@ -43,7 +44,8 @@ def close(run: str, states: tuple[Mapping[str, Any], ...]) -> None:
     """The run is over, and this is how it ended."""
     record = read(path_of(run))
     if record is not None:
-        write(replace(record, states=states))
+        with contextlib.suppress(RingctlError):  # then the hosts are asked again the next time
+            write(replace(record, states=states))
 
 
 def forget(run: str) -> None:
@@ -57,8 +59,15 @@ def path_of(run: str) -> Path:
 def write(record: Record) -> None:
     path = path_of(record.plan.run)
     temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
-    temporary.write_text(json.dumps(to_json(record)))
-    temporary.replace(path)
+    try:
+        for folder in (home(), path.parent):  # `mode` is that of the last folder only
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(to_json(record)))
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise RingctlError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def recall() -> list[Record]:

@@ -821,7 +821,8 @@ class Supervisor:
         self.readers: dict[int, tuple[Rank, LineSplitter]] = {}
         self.poll: select.poll
         self.orphans: dict[int, int] = {}  # ended before we were told whose pid it was
-        self.zygote = 0
+        self.zygote = 0  # the process that imports torch and forks the ranks; 0 for none
+        self.zygote_status: int | None = None
         self.report_fd = -1
         self.report = b""
         self.state = "starting"
@@ -937,7 +938,7 @@ class Supervisor:
             self.save(durable=False)
 
     def signal_ranks(self, number: int) -> None:
-        if self.zygote and start_time(self.zygote) is not None:
+        if self.zygote and self.zygote_status is None:
             send(self.zygote, number, group=True)
         for rank in self.ranks:
             if rank.status is None:
@@ -1002,19 +1003,18 @@ class Supervisor:
             if rank is not None:
                 self.rank_ended(rank, status)
             elif pid == self.zygote:
-                self.zygote_ended(status)
-            elif self.zygote or self.report_fd >= 0:
+                self.zygote_status = status
+            elif self.report_fd >= 0:
                 self.orphans[pid] = status
+        if self.zygote_status is not None and self.report_fd < 0:
+            self.zygote_gone()
 
-    def zygote_ended(self, status: int) -> None:
-        """Ranks that it never got to start have ended the way it did."""
-        self.zygote = 0
-        while self.report_fd >= 0 and self.read_report():
-            if not wait_readable(self.report_fd, 1.0):
-                break
+    def zygote_gone(self) -> None:
+        """Ranks that it never got to start have ended the way it did. Called once its report is whole: each
+        rank that it did start holds the report open until it has told its pid."""
         for rank in self.ranks:
             if not rank.pid and rank.status is None:
-                self.rank_ended(rank, status or 1 << 8)
+                self.rank_ended(rank, self.zygote_status or 1 << 8)
 
     def rank_ended(self, rank: Rank, status: int) -> None:
         """Its last lines, then its one final event; then the others follow if it failed."""
@@ -1325,7 +1325,10 @@ def command_stop(request: dict[str, Any]) -> dict[str, Any]:
         return {"known": False, "ended": [], "left": []}
     running = [r["rank"] for r in before["ranks"] if r["state"] in ("waiting", "running")]
     if before["state"] not in FINAL:
-        leave_word(folder, grace, reason)
+        try:
+            leave_word(folder, grace, reason)
+        except OSError:
+            pass  # a full disk: it ends all the same, with the supervisor's own grace
         terminate(before, grace + 15.0)
     left = kill_all(lambda: carriers(run), 5.0)
     close_books(folder, reason)

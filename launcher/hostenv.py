@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 hostd: Any = importlib.import_module("hostd")  # beside this file on a host; there is no package there
 
 LAST_LINES = 12  # of a tool's output, when it fails
+LONGEST = 160  # of such a line
 OUTPUT_EVERY_S = 1.0
 LOOK_S = 30.0
 GRACE_S = 3.0
@@ -224,7 +225,6 @@ class Maker:
             shutil.rmtree(prefix, ignore_errors=True)
             raise
         self.done(how, "venv", prefix)
-        self.collect(prefix)
 
     def check_venv_possible(self) -> None:
         """Say what to do before the tool says what it lacks."""
@@ -271,15 +271,18 @@ class Maker:
         if code is None:
             raise hostd.Refused(f"{what} was not done after {self.request['timeout']:g} s, and was ended")
         if code:
-            said = "".join(f"\n    {line}" for line in lines[-LAST_LINES:]) or " nothing"
-            raise hostd.Refused(f"{what} failed with exit code {code}; all of {self.log} ends with:{said}")
+            said = "".join(f"\n    {line[:LONGEST]}" for line in lines[-LAST_LINES:]) or " nothing"
+            raise hostd.Refused(
+                f"{what} failed with exit code {code} (all of it: {self.log}); it said:{said}"
+            )
 
     def done(self, how: str, tool: str, prefix: str) -> None:
         record = write_record(self.request, "ready", tool, prefix)
+        self.collect(prefix)
         hostd.note("done", how=how, record=record, notes=self.notes)
 
     def collect(self, newest: str) -> None:
-        """Remove older virtual environments, unless a run may be in one."""
+        """Remove virtual environments that are in use no more; all stay while a run may be in one."""
         if not any(run["state"] in ("starting", "running") for run in hostd.command_runs({})["runs"]):
             for name in os.listdir(self.folder):
                 path = os.path.join(self.folder, name)
@@ -308,7 +311,7 @@ def watch(
             if not data.strip():
                 hostd.note("tick")
             elif time.monotonic() - told >= OUTPUT_EVERY_S:
-                hostd.note("output", text=lines[-1][:300])
+                hostd.note("output", text=lines[-1][:LONGEST])
                 told = time.monotonic()
         ended = hostd.has_ended(process.pid)
     finally:

@@ -11,7 +11,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 # --- Inventory: what the user says ---------------------------------------------------------------
 
@@ -120,8 +120,7 @@ class Plan:
 # --- Event and RunState: what happened -----------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):  # a tuple, because a log has millions: it is made three times as fast
     """One thing that happened. `data` holds what is particular to its kind:
 
     line            stream ("out" or "err"), text, end (only when not a newline)

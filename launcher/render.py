@@ -53,7 +53,9 @@ def screen_for(json: bool) -> PlainScreen | JsonScreen | LiveScreen:
 
 
 def write_out(data: bytes) -> None:
-    sys.stdout.buffer.write(data)
+    view = memoryview(data)
+    while view:  # an unbuffered stdout may take only a part of it
+        view = view[sys.stdout.buffer.write(view) or 0 :]
     sys.stdout.buffer.flush()
 
 

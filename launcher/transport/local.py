@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import select
 import subprocess
@@ -12,6 +14,8 @@ from launcher import kit
 from launcher.errors import HostError
 from launcher.model import Host
 from launcher.transport import Channel, Completed
+
+READ_BYTES = 1 << 20
 
 
 class LocalTransport:
@@ -67,11 +71,13 @@ class LocalChannel:
         assert process.stdout is not None
         self.process = process
         self.fd = process.stdout.fileno()
+        with contextlib.suppress(OSError):  # the usual size does as well, only slower
+            fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, READ_BYTES)
 
     def read(self, timeout: float) -> bytes | None:
         if not select.select([self.fd], [], [], timeout)[0]:
             return None
-        return os.read(self.fd, 1 << 20)
+        return os.read(self.fd, READ_BYTES)
 
     def close(self) -> None:
         self.process.kill()

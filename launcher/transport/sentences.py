@@ -15,7 +15,7 @@ from launcher.transport.identity import Denied
 
 CONNECT_S = 10.0  # for each step of a connection
 SILENT = ("No existing session", "Timeout opening channel", "Timeout")  # how paramiko says that time is up
-HUNG_UP = "Error reading SSH protocol banner"
+HUNG_UP = "Error reading SSH protocol banner"  # or that, where time was up before the server said a word
 
 
 class Silence(TimeoutError):

@@ -34,6 +34,7 @@ READ_COMMAND = (
     """/bin/sh -c 'read -r line; eval "$line"'"""  # the same to every shell; `read` takes one line only
 )
 WINDOW = 32 << 20  # lets a burst of log lines arrive without waiting for our acknowledgement
+PIECE = 1 << 18
 TRIES = 6  # sshd drops connections at random when many come at once (MaxStartups)
 AT_ONCE_S = 5.0  # a server that throttles hangs up sooner than this
 
@@ -129,7 +130,7 @@ class SshTransport:
             channel = transport.open_session(window_size=WINDOW, timeout=CONNECT_S)
             channel.exec_command(READ_COMMAND)
             channel.settimeout(60.0)
-            channel.sendall(command_line(argv) + stdin)
+            send_all(channel, command_line(argv) + stdin)
             return channel
 
     def _transport(self) -> paramiko.Transport:
@@ -218,6 +219,7 @@ def strict(
     config = connection.ssh_config
     named = keys + [path for path in config.get("identityfile", []) if os.path.isfile(path)]
     usual = [] if named else [p for p in map(os.path.expanduser, USUAL_KEYS) if os.path.isfile(p)]
+    connection.connect_timeout = min(float(connection.connect_timeout or CONNECT_S), 60.0)
     connection.connect_kwargs.clear()
     connection.connect_kwargs.update(
         auth_strategy=Identity(
@@ -228,11 +230,10 @@ def strict(
             secrets=settings.secrets,
         ),
         transport_factory=quick_transport,
-        banner_timeout=CONNECT_S,
+        banner_timeout=connection.connect_timeout,
         auth_timeout=30.0,
         channel_timeout=CONNECT_S,
     )
-    connection.connect_timeout = min(float(connection.connect_timeout or CONNECT_S), 60.0)
     connection.client = strict_client(connection.host, connection.port, config, pinned)
     return connection
 
@@ -255,7 +256,8 @@ def open_one(connection: Connection) -> None:
         raise paramiko.SSHException(f"jump host {jump} cannot reach {where} ({error.text})") from None
     except BaseException as error:
         connection.client.close()  # its thread, and its socket
-        if is_silence(error) and time.monotonic() >= began + connection.connect_timeout:
+        silent = is_silence(error) or str(error).startswith(HUNG_UP)
+        if silent and time.monotonic() >= began + connection.connect_timeout:
             raise Silence(f"no answer within {connection.connect_timeout:g} s") from None
         raise
 
@@ -267,7 +269,7 @@ def close_chain(connection: Connection | str | bool) -> None:
 
 
 def quick_transport(sock: Any, **options: Any) -> paramiko.Transport:
-    """Prefers ciphers that authenticate by themselves: one pass in OpenSSL instead of two, one of them ours."""
+    """Prefers ciphers that authenticate by themselves: one pass in OpenSSL instead of two."""
     transport = paramiko.Transport(sock, **options)
     security = transport.get_security_options()
     security.ciphers = sorted(security.ciphers, key=lambda name: "-gcm@" not in name)
@@ -319,6 +321,12 @@ def command_line(argv: Sequence[str]) -> bytes:
     """argv for a POSIX shell on one line; newlines in it come from a variable."""
     words = shlex.join(argv).replace("\n", """'"$N"'""")
     return f'N="$(printf "\\nx")"; N="${{N%x}}"; exec {words}\n'.encode("utf-8", "surrogateescape")
+
+
+def send_all(channel: paramiko.Channel, data: bytes) -> None:
+    """In pieces: paramiko's own copies all that is left for every packet."""
+    for start in range(0, len(data), PIECE):
+        channel.sendall(data[start : start + PIECE])
 
 
 def read_both(channel: paramiko.Channel, deadline: float) -> tuple[bytes, bytes]:

@@ -71,7 +71,7 @@ def agents() -> Iterator[dict[str, Agent]]:
 def sh(host: str, script: str) -> str:
     """What a script prints on a host, reached as ringctl reaches it."""
     with agents() as found:
-        return found[host].transport.run(["sh", "-c", script], b"", 30.0).out.decode()
+        return found[host].transport.run(["/bin/sh", "-c", script], b"", 30.0).out.decode()
 
 
 def refusal(host: str) -> RingctlError:

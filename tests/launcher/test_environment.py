@@ -336,14 +336,18 @@ def test_a_tool_that_takes_too_long_is_ended(hosts: Hosts) -> None:
     hosts.wait_until_idle()
 
 
-def test_a_creation_ends_with_the_one_who_asked_for_it(hosts: Hosts) -> None:
+@pytest.mark.parametrize(
+    ("how", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)], ids=["Ctrl-C", "KILL"]
+)
+def test_a_creation_ends_with_the_one_who_asked_for_it(hosts: Hosts, how: signal.Signals, code: int) -> None:
     for host in HOSTS:
         hosts.stand_in(host, ".local/bin/micromamba", and_then="sleep 600")
     write_file(hosts)
     process = tool.start("env", "create", "--hosts", hosts.inventory(), cwd=hosts.folder, env=hosts.environ)
     tool.wait_for(lambda: all("sleep" in hosts.processes(host) for host in HOSTS), "micromamba on both")
-    process.send_signal(signal.SIGKILL)
+    process.send_signal(how)
     process.communicate()
+    assert process.returncode == code
     hosts.wait_until_idle()
 
 
@@ -371,30 +375,41 @@ def venv(hosts: Hosts, host: str) -> str:
 
 
 def test_hosts_without_conda_get_a_virtual_environment_of_the_pip_part(hosts: Hosts) -> None:
-    for host in HOSTS:
-        push_wheel(hosts, host, "1.0")
+    push_wheel(hosts, "server1", "1.0")
     write_file(hosts, "python=3.7", "cudatoolkit", pip=(*OFFLINE, "ringtoy==1.0"))
-    done = hosts.create()
-    assert f"server1: created: {venv(hosts, 'server1')} (venv)" in done.stdout
-    assert "server2: note: without conda these were left out: cudatoolkit" in done.stdout
-    assert "server2: note: the file asks for Python 3.7" in done.stdout
+    done = hosts.create("--include", "server1")
+    first = venv(hosts, "server1")
+    assert f"server1: created: {first} (venv)" in done.stdout
+    assert "server1: note: without conda these were left out: cudatoolkit" in done.stdout
+    assert "server1: note: the file asks for Python 3.7" in done.stdout
     show = "import os, ringtoy; print(ringtoy.VERSION, os.environ['VIRTUAL_ENV'])"
-    argv = ("launch", "--json", "--hosts", hosts.inventory(), "--", "python", "-c", show)
+    argv = (
+        "launch",
+        "--json",
+        "--hosts",
+        hosts.inventory(),
+        "--include",
+        "server1",
+        "--",
+        "python",
+        "-c",
+        show,
+    )
     events = [json.loads(line) for line in hosts.ringctl(*argv).stdout.splitlines()]
-    assert tool.lines(events, 0) == [f"1.0 {venv(hosts, 'server1')}"]
-    assert "server1: up to date" in hosts.create().stdout
+    assert tool.lines(events, 0) == [f"1.0 {first}"]
+    assert "server1: up to date" in hosts.create("--include", "server1").stdout
 
-    first = venv(hosts, "server2")
     push_wheel(hosts, "server1", "2.0")
     write_file(hosts, pip=(*OFFLINE, "ringtoy==2.0"))
-    some = hosts.create(code=1)
-    assert "server1: updated" in some.stdout
-    assert "error: server2: pip failed with exit code 1" in some.stderr
-    assert "    ERROR: No matching distribution found for ringtoy==2.0" in some.stderr
-    both = hosts.check(hosts.inventory(), "--package", "ringtoy", code=3)
-    assert [host["packages"]["ringtoy"] for host in both["hosts"]] == ["2.0", "1.0"]
-    for host, its in (("server1", venv(hosts, "server1")), ("server2", first)):
-        assert hosts.sh(host, f"ls -d ~/.ringctl/envs/{ENV}/venv-*").split() == [its]
+    both = hosts.create(code=1)
+    assert "server1: updated" in both.stdout
+    assert "error: server2: pip failed with exit code 1" in both.stderr
+    assert "    ERROR: No matching distribution found for ringtoy==2.0" in both.stderr
+    answer = hosts.check(hosts.inventory(), "--package", "ringtoy", code=3)
+    assert answer["hosts"][0]["packages"]["ringtoy"] == "2.0"
+    assert f"server2: there is no conda environment '{ENV}'" in answer["hosts"][1]["error"]
+    assert hosts.sh("server1", f"ls -d ~/.ringctl/envs/{ENV}/venv-*").split() == [venv(hosts, "server1")]
+    assert hosts.sh("server2", f"ls ~/.ringctl/envs/{ENV}").split() == ["lock", "log", "requirements.txt"]
 
 
 def test_a_python_that_cannot_make_virtual_environments_is_told_with_what_to_do(hosts: Hosts) -> None:
@@ -535,13 +550,17 @@ def test_the_projects_own_file_is_understood() -> None:
         ("name: x\ndependencies: [{pip: [-e .]}]", "means a file of this machine"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_refused_before_any_host_is_touched(
-    tmp_path: Path, text: str, complaint: str
-) -> None:
-    (tmp_path / "environment.yaml").write_text(text)
-    done = tool.ringctl("env", "create", "-H", "nowhere", code=2, cwd=tmp_path)
-    assert f"error: environment.yaml: {complaint}"[:24] in done.stderr
-    assert complaint in done.stderr
+def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
+    path = tmp_path / "environment.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=f"{re.escape(str(path))}: .*{re.escape(complaint)}"):
+        environment.read_spec(path)
+
+
+def test_nothing_is_touched_when_the_file_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "other.yaml").write_text("name: x")
+    done = tool.ringctl("env", "create", "--file", "other.yaml", "-H", "nowhere", code=2, cwd=tmp_path)
+    assert done.stderr == "error: other.yaml: dependencies: write a list of packages\n"
 
 
 def test_without_a_file_it_says_what_to_write(tmp_path: Path) -> None:

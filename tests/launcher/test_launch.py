@@ -294,6 +294,7 @@ def test_the_second_ctrl_c_kills() -> None:
     assert "killing the run" in "".join(shown)
     final = exits(events(only_run()))
     assert {e["signal"] for e in final.values()} == {"SIGKILL"}
+    assert json.loads((run_folder(only_run()) / "stop.json").read_text())["grace"] == 0
 
 
 def test_a_run_that_is_stopped_before_its_ranks_exist_was_stopped_and_did_not_fail(tmp_path: Path) -> None:
@@ -307,9 +308,10 @@ def test_a_run_that_is_stopped_before_its_ranks_exist_was_stopped_and_did_not_fa
 
 
 def test_what_a_rank_left_writing_in_the_background_does_not_keep_the_run_going() -> None:
-    seen = launch(["sh", "-c", f"yes {'x' * 10_000} & echo last words"], world=1)
-    assert exits(seen)[0]["state"] == "succeeded"
-    assert "last words" in lines(seen, 0)
+    run = detach(["sh", "-c", f"yes {'x' * 30} & echo last words"], world=1)
+    assert wait_until_final(run)["state"] == "succeeded"
+    (log,) = run_folder(run).glob("events-*.jsonl")
+    assert b'"last words"' in log.read_bytes()
 
 
 # --- The built-in trainer ------------------------------------------------------------------------

@@ -1,0 +1,104 @@
+"""`ringctl exec`: one command everywhere, labelled output, a summary, and every byte as it was."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.launcher.hosts import HOME, agents, inventory
+from tests.launcher.ringctl import RINGCTL, ringctl
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+def results(*args: str, code: int) -> dict[str, Any]:
+    found = json.loads(ringctl("exec", "--json", *args, code=code).stdout)
+    return {result.pop("host"): result for result in found}
+
+
+def test_output_is_labelled_and_exit_codes_are_summed_up(cluster: Cluster) -> None:
+    script = 'hostname; printf "no end" >&2; case $(hostname) in server[24]) exit 7;; esac'
+    done = ringctl("exec", "--", "sh", "-c", script, code=1)
+    assert sorted(done.stdout.splitlines()) == [f"[{host}] {host}" for host in cluster.names]
+    assert sorted(done.stderr.splitlines()) == [
+        *(f"[{host}] no end" for host in cluster.names),
+        "exit code 0: 2 of 4 (server1,3)",
+        "exit code 7: 2 of 4 (server2,4)",
+    ]
+
+
+def test_all_well_is_zero_and_an_unreachable_host_is_four_and_named(cluster: Cluster) -> None:
+    assert ringctl("exec", "--", "true").stderr == "exit code 0: 4 of 4 (server1-4)\n"
+    cluster.reset_port("server3", 22)
+    done = ringctl("exec", "--", "false", code=4)
+    assert "exit code 1: 3 of 4 (server1-2,4)\n" in done.stderr
+    assert f"error: server3: connection refused by {cluster.address('server3')}:22\n" in done.stderr
+
+
+def test_json_has_a_result_or_an_error_for_each_host(cluster: Cluster) -> None:
+    cluster.reset_port("server2", 22)
+    found = results(
+        "--include", "server1,server2", "--", "sh", "-c", "echo out; echo err >&2; exit 3", code=4
+    )
+    assert found["server1"] == {"exit_code": 3, "out": "out\n", "err": "err\n"}
+    assert found["server2"] == {"error": f"server2: connection refused by {cluster.address('server2')}:22"}
+
+
+def test_a_command_that_is_missing_or_killed_has_an_exit_code_as_in_a_shell() -> None:
+    assert results("--include", "server1", "--", "no-such-command", code=1)["server1"]["exit_code"] == 127
+    assert (
+        results("--include", "server1", "--", "sh", "-c", "kill -9 $$", code=1)["server1"]["exit_code"] == 137
+    )
+
+
+def test_output_that_is_no_text_stays_as_it_is() -> None:
+    command = ["exec", "--include", "server1", "--", "printf", r"\377\376\n\001x"]
+    done = subprocess.run([*RINGCTL, *command], capture_output=True)
+    assert done.stdout == b"[server1] \xff\xfe\n[server1] \x01x\n"
+
+
+def test_more_output_than_the_window_holds_on_either_stream_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.transport.ssh.WINDOW", 1 << 16)
+    script = "head -c 200000 /dev/zero >&2; head -c 200000 /dev/zero; head -c 200000 /dev/zero >&2"
+    with agents() as found:
+        done = found["server1"].transport.run(["sh", "-c", script], b"", 30.0)
+    assert (len(done.out), len(done.err), done.exit_code) == (200_000, 400_000, 0)
+
+
+@pytest.mark.parametrize("command", [("sleep", "1000"), ("yes",)], ids=["silent", "endless"])
+def test_a_command_that_does_not_end_is_given_up_on(cluster: Cluster, command: tuple[str, ...]) -> None:
+    done = ringctl("exec", "--include", "server1", "--timeout", "1", "--", *command, code=4)
+    assert done.stderr == "error: server1: no answer within 1 s\n"
+    for process in cluster.processes("server1"):  # ssh does not end a command that prints nothing, either
+        cluster.run("server1", "kill", str(process.host_pid), check=False)
+
+
+def test_nothing_in_an_inventory_reaches_a_shell(cluster: Cluster) -> None:
+    """Each of these would leave a file if a shell read it."""
+    evil = "$(touch pwned) `touch pwned`; touch pwned; ' touch pwned '"
+    inventory(
+        cluster,
+        server1={"python": f"python3{evil}"},
+        server2={"workdir": f"/tmp/{evil}"},
+        server3={"env": {"venv": evil}},
+        server4={"variables": {"EVIL": evil}, "env": None},
+    )
+    for chosen in ("server1", "server2,server3"):
+        assert "Traceback" not in ringctl("launch", "--include", chosen, "--", "touch", "x", code=None).stderr
+    done = ringctl("launch", "--include", "server4", "--", "sh", "-c", 'printf "%s" "$EVIL"')
+    assert evil in done.stdout
+    left = ringctl(
+        "exec", "--include", "server2,server3,server4", "--", "find", HOME, "-name", "pwned"
+    ).stdout
+    assert left == ""
+    assert not cluster.path("server1", f"{HOME}/pwned").exists()
+
+
+def test_exec_needs_hosts_and_says_so(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RINGCTL_HOSTS")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert "there is no inventory here" in ringctl("exec", "--", "true", code=2).stderr
