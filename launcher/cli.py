@@ -20,6 +20,7 @@ from launcher.cli_shared import (
     all_runs,
     complete_run,
     host_options,
+    inventory_at,
     json_option,
     named_run,
     pool,
@@ -268,10 +269,10 @@ def ps(everything: bool, as_json: bool, **where: str | None) -> None:
     Shows the last twenty runs that were started from here; with --all, or when hosts are named, every run
     that is on the hosts.
     """
-    from launcher import ask, text
+    from launcher import text
 
     everything = everything or any(where.values())
-    runs = all_runs(ask.Where(**where).inventory() if everything else None)
+    runs = all_runs(inventory_at(where) if everything else None)
     if not everything:
         recent = {found.run for found in runs[-20:]}
         runs = [f for f in runs if f.run in recent or (f.state and f.state.state in ("starting", "running"))]

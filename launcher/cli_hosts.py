@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.cli_shared import host_options, json_option, pool
+from launcher.cli_shared import host_options, inventory_at, json_option, pool
 from launcher.errors import HostError, InputError, RingctlError
 
 if TYPE_CHECKING:
@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 def agents_at(where: dict[str, str | None]) -> dict[str, Agent]:
     """The hosts given or found; there must be some."""
     from launcher.agent import agents_for
-    from launcher.ask import Where
 
-    inventory = Where(**where).inventory()
+    inventory = inventory_at(where)
     if inventory is None:
         raise InputError(
             "there is no inventory here", fix="write a hosts.yaml, or name hosts: -H server1,server2"
@@ -130,7 +129,7 @@ def push(as_json: bool, **where: str | None) -> int:
 
     agents = agents_at(where)
     snapshot = pushing.take(Path.cwd())
-    results = pushing.push(snapshot, agents)
+    results = pushing.push(snapshot, agents, lambda words: click.echo(words, err=True))
     told: dict[str, Any] = {}
     for host, done in results.items():
         if isinstance(done, RingctlError):

@@ -61,9 +61,16 @@ def all_runs(inventory: Inventory | None = None) -> list[Found]:
     return runs.find_runs(pool(), inventory.hosts if inventory else ())
 
 
+def inventory_at(where: dict[str, str | None]) -> Inventory | None:
+    """The hosts that `host_options` name, or that are found; None where there are none but this machine."""
+    from launcher.ask import Where
+
+    return Where(**where).inventory()
+
+
 def named_run(reference: str | None, where: dict[str, str | None]) -> Found:
     """The run meant by `reference`: one started from here, else one on the hosts given or found."""
-    from launcher import ask, runs
+    from launcher import runs
     from launcher.errors import InputError
 
     given = any(where.values())
@@ -71,8 +78,7 @@ def named_run(reference: str | None, where: dict[str, str | None]) -> Found:
     try:
         return runs.refreshed(runs.find_run(reference, known), pool())
     except InputError:
-        inventory = ask.Where(**where).inventory()
-        return runs.find_run(reference, all_runs(inventory))
+        return runs.find_run(reference, all_runs(inventory_at(where)))
 
 
 def agents_of(found: Found) -> dict[str, Agent]:

@@ -238,7 +238,7 @@ def differences(looks: Mapping[str, Look]) -> list[Difference]:
 
 
 def essence(what: str, value: str | None) -> str | None:
-    """What of a version has to be the same: of Python the first two numbers, else all but +cpu and the like."""
+    """What has to be the same: of Python the first two numbers, of a package all but its build (+cpu)."""
     if value is None:
         return None
     return ".".join(value.split(".")[:2]) if what == "python" else value.partition("+")[0]

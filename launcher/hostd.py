@@ -1089,7 +1089,8 @@ def wait_readable(fd: int, seconds: float) -> bool:
 def command_start(request: dict[str, Any]) -> dict[str, Any]:
     """Make the run's folder and start its ranks, detached from whoever asked."""
     folder = run_folder(str(request["run"]))
-    os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
+    for place in (home_folder(), os.path.dirname(folder)):  # `mode` is that of the last folder only
+        os.makedirs(place, mode=0o700, exist_ok=True)
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:

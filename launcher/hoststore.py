@@ -114,7 +114,7 @@ def command_receive(request: dict[str, Any]) -> dict[str, Any]:
 
 
 class Inflate:
-    """Reads a compressed stream."""
+    """Reads a chain of zlib streams as one."""
 
     def __init__(self, source: Any) -> None:
         self.source, self.inflater, self.ready = source, zlib.decompressobj(), b""
@@ -122,9 +122,11 @@ class Inflate:
     def read(self, size: int) -> bytes:
         """Up to `size` bytes; b"" at the end."""
         while not self.ready:
-            data = self.inflater.unconsumed_tail or self.source.read1(CHUNK)
+            data = self.inflater.unconsumed_tail or self.inflater.unused_data or self.source.read1(CHUNK)
             if not data:
                 return b""
+            if self.inflater.eof:
+                self.inflater = zlib.decompressobj()
             self.ready = self.inflater.decompress(data, CHUNK)
         data, self.ready = self.ready[:size], self.ready[size:]
         return data
@@ -261,6 +263,8 @@ def main() -> int:
         answer = {"kind": "error", "error": str(error)}
     except OSError as error:
         answer = {"kind": "error", "error": f"{error.filename or 'code store'}: {error.strerror}"}
+    except zlib.error as error:
+        answer = {"kind": "error", "error": f"the push was garbled on the way: {error}"}
     sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
     return 0
 

@@ -9,6 +9,7 @@ import re
 import stat
 import subprocess
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -27,8 +28,12 @@ JUNK = """
 """.split()  # noqa: SIM905 - reads better than sixteen quoted lines
 MOST_BYTES = 2 << 30
 MOST_FILES = 100_000
+SAMPLE = 16 << 10  # so much of a file tells whether compressing it is worth the time
 PUSH_S = 3600.0
-PUSH_TRIES = 3  # another push may collect what this one counted on
+BATCH = 16 << 20  # so much is sent at once, unless one file is larger
+MOST_IN_VAIN = 3  # another push may collect what this one counted on
+LARGE = 5 << 20  # from here on it takes long enough to say so
+SAY_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -190,37 +195,76 @@ class Pushed:
     bytes: int
 
 
-def push(snapshot: Snapshot, agents: Mapping[str, Agent]) -> dict[str, Pushed | RingctlError]:
-    """Bring every host up to date; each one checks every file by its hash before it counts as there."""
-    bodies = Bodies(snapshot)
+def push(
+    snapshot: Snapshot, agents: Mapping[str, Agent], say: Callable[[str], None] | None = None
+) -> dict[str, Pushed | RingctlError]:
+    """Bring every host up to date; each one checks every file by its hash before it counts as there. `say`
+    hears now and then how far a large push has come."""
+    bodies, progress = Bodies(snapshot), Progress(say)
     about = {"digest": snapshot.digest, "entries": [to_json(entry) for entry in snapshot.entries]}
-    return fan_out(agents, lambda name: push_one(agents[name], about, bodies))
+    return fan_out(agents, lambda name: push_one(agents[name], about, bodies, progress))
 
 
-def push_one(agent: Agent, about: dict[str, Any], bodies: Bodies) -> Pushed:
+def push_one(agent: Agent, about: dict[str, Any], bodies: Bodies, progress: Progress) -> Pushed:
+    """A batch at a time, so that a push that breaks off goes on where it was."""
     answer = agent.ask("hoststore.py", ["check"], about)
-    if answer["have"]:
-        return Pushed(0, 0)
-    files = size = 0
-    for _ in range(PUSH_TRIES):
-        blobs, body = bodies.of(tuple(answer["missing"]))
+    files = size = in_vain = 0
+    total = bodies.size(answer["missing"])
+    while not answer["have"]:
+        left = len(answer["missing"])
+        progress.tell(agent.host.name, total - bodies.size(answer["missing"]), total)
+        blobs, body = bodies.of(bodies.batch(answer["missing"]))
         answer = agent.ask("hoststore.py", ["receive"], {**about, "blobs": blobs}, body, timeout=PUSH_S)
         files, size = files + len(blobs), size + len(body)
-        if answer["have"]:
-            agent.ask("hoststore.py", ["collect"], {"keep": [about["digest"]]})
-            return Pushed(files, size)
-    raise RingctlError(f"{agent.host.name}: somebody removes the code there as fast as it comes")
+        in_vain += not answer["have"] and len(answer["missing"]) >= left
+        if in_vain > MOST_IN_VAIN:
+            raise RingctlError(f"{agent.host.name}: somebody removes the code there as fast as it comes")
+    if files:
+        agent.ask("hoststore.py", ["collect"], {"keep": [about["digest"]]})
+    return Pushed(files, size)
+
+
+class Progress:
+    """Says how far a push has come, every few seconds; nothing of a small one."""
+
+    def __init__(self, say: Callable[[str], None] | None) -> None:
+        self._say = say
+        self._next = 0.0
+        self._hosts: dict[str, tuple[int, int]] = {}
+        self._lock = threading.Lock()
+
+    def tell(self, host: str, there: int, total: int) -> None:
+        with self._lock:
+            self._hosts[host] = (there, total)
+            if self._say and total >= LARGE and time.monotonic() >= self._next:
+                self._next = time.monotonic() + SAY_S
+                done, all_ = (sum(sizes) / 1e6 for sizes in zip(*self._hosts.values(), strict=True))
+                self._say(f"pushing code: {done:,.0f} of {all_:,.0f} MB")
 
 
 class Bodies:
     """Compressed contents for `receive`: most hosts lack the same files, so each set is packed once."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        self._paths = {
-            e.content: os.path.join(snapshot.root, e.path) for e in snapshot.entries if e.kind == "file"
-        }
+        files = [entry for entry in snapshot.entries if entry.kind == "file"]
+        self._paths = {entry.content: os.path.join(snapshot.root, entry.path) for entry in files}
+        self._sizes = {entry.content: entry.size for entry in files}
         self._packed: dict[tuple[str, ...], tuple[list[tuple[str, int]], bytes]] = {}
         self._lock = threading.Lock()
+
+    def size(self, contents: Iterable[str]) -> int:
+        return sum(self._sizes.get(content, 0) for content in contents)
+
+    def batch(self, missing: Iterable[str]) -> tuple[str, ...]:
+        """The first few of them."""
+        chosen: list[str] = []
+        size = 0
+        for content in missing:
+            size += self._sizes.get(content, 0)
+            if chosen and size > BATCH:
+                break
+            chosen.append(content)
+        return tuple(chosen)
 
     def of(self, missing: tuple[str, ...]) -> tuple[list[tuple[str, int]], bytes]:
         """([(content, size), ...], their bytes in that order, compressed)."""
@@ -230,8 +274,8 @@ class Bodies:
             return self._packed[missing]
 
     def _pack(self, missing: tuple[str, ...]) -> tuple[list[tuple[str, int]], bytes]:
-        packer = zlib.compressobj(1)
-        blobs, pieces = [], []
+        packer = Packer()
+        blobs = []
         for content in missing:
             if content not in self._paths:
                 raise RingctlError(f"a host asked for {content!r}, which is not part of the snapshot")
@@ -240,5 +284,25 @@ class Bodies:
             except OSError as error:
                 raise RingctlError(f"{self._paths[content]}: {error.strerror} while it was pushed") from None
             blobs.append((content, len(data)))
-            pieces.append(packer.compress(data))
-        return blobs, b"".join(pieces) + packer.flush()
+            packer.add(data)
+        return blobs, packer.finish()
+
+
+class Packer:
+    """Puts contents one behind the other, compressed where that helps: a chain of zlib streams."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._level = 0
+        self._stream = zlib.compressobj(0)
+
+    def add(self, data: bytes) -> None:
+        sample = data[:SAMPLE]
+        level = 1 if len(zlib.compress(sample, 1)) < 0.9 * len(sample) else 0
+        if level != self._level:
+            self._pieces.append(self._stream.flush())
+            self._stream, self._level = zlib.compressobj(level), level
+        self._pieces.append(self._stream.compress(data))
+
+    def finish(self) -> bytes:
+        return b"".join([*self._pieces, self._stream.flush()])

@@ -23,7 +23,6 @@ from launcher.transport import Pool
 
 PORT_TAKEN = "the master port is taken:"
 PORT_TRIES = 3
-LARGE_PUSH = 5 << 20  # from here on it takes long enough to say so
 SETTLE_S, FAILED_GRACE_S = 1.0, 3.0  # as hostd does it on one host
 GRACE_S = 5.0  # between TERM and KILL
 
@@ -121,9 +120,7 @@ def push_code(snapshot: Snapshot | None, agents: Mapping[str, Agent], screen: Sc
     remote = {name: agent for name, agent in agents.items() if not agent.host.local}
     if snapshot is None or not remote:
         return
-    if snapshot.size > LARGE_PUSH:
-        screen.note(f"pushing {len(snapshot.entries):,} files, {snapshot.size / 1e6:,.0f} MB")
-    succeeded(push(snapshot, remote))
+    succeeded(push(snapshot, remote, screen.note))
 
 
 # --- Watching ------------------------------------------------------------------------------------

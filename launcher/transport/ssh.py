@@ -130,7 +130,12 @@ class SshTransport:
             channel = transport.open_session(window_size=WINDOW, timeout=CONNECT_S)
             channel.exec_command(READ_COMMAND)
             channel.settimeout(60.0)
-            send_all(channel, command_line(argv) + stdin)
+            try:
+                send_all(channel, command_line(argv) + stdin)
+            except OSError:
+                if not (channel.closed and transport.is_active()):
+                    raise
+                # It ended without reading all of it; what it said, and its exit code, tell why.
             return channel
 
     def _transport(self) -> paramiko.Transport:

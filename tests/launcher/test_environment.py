@@ -196,21 +196,29 @@ def test_ranks_have_what_conda_activate_would_give_them(hosts: Hosts) -> None:
             'words=(one "$PLAIN"); [[ -n $PLAIN ]] && export BASH_ISM="${words[1]}"\n',
         )
         hosts.write(host, f"{scripts}/c.sh", 'export PATH="$CONDA_PREFIX/extra:$PATH"\n')
-        hosts.write(host, f"{prefix}/etc/conda/env_vars.d/p.json", '{"OF_A_PACKAGE": "1", "BOTH": "package"}')
+        hosts.write(
+            host,
+            f"{prefix}/etc/conda/env_vars.d/p.json",
+            '{"OF_A_PACKAGE": "1", "BOTH": "package", "KEPT": "1"}',
+        )
         state = {"env_vars": {"BOTH": "user", "GONE": "***unset***", "PATH": "/nowhere", "LINES": "1\n2"}}
         hosts.write(host, f"{prefix}/conda-meta/state", json.dumps(state))
-    for rank, events in [(rank, launched(hosts, hosts.inventory())) for rank in (0,)]:
+    full = f"{HOME}/{prefix}"
+    expected = {
+        "CONDA_PREFIX": full,
+        "CONDA_DEFAULT_ENV": ENV,
+        "PLAIN": "two words",
+        "BASH_ISM": "two words",
+        "BOTH": "user",
+        "KEPT": "1",
+        "LINES": "1\n2",
+    }
+    events = launched(hosts, hosts.inventory())
+    for rank in (0, 1):
         ((executable, environ),) = map(json.loads, tool.lines(events, rank))
-        full = f"{HOME}/{prefix}"
         assert executable == f"{full}/bin/python"
         assert environ["PATH"].startswith(f"{full}/extra:{full}/bin:/")
-        expected = {
-            "CONDA_PREFIX": full,
-            "CONDA_DEFAULT_ENV": ENV,
-            "PLAIN": "two words",
-            "BASH_ISM": "two words",
-        }
-        assert {**environ, **expected, "BOTH": "user", "LINES": "1\n2"} == environ
+        assert {name: environ.get(name) for name in expected} == expected
         assert not {"GONE", "OF_A_PACKAGE"} & set(environ)
 
 
@@ -329,7 +337,7 @@ def test_what_broke_off_is_not_taken_for_finished_and_can_be_repeated(hosts: Hos
 
 def test_a_tool_that_takes_too_long_is_ended(hosts: Hosts) -> None:
     for host in HOSTS:
-        hosts.stand_in(host, ".local/bin/micromamba", and_then="sleep 600 & sleep 600")
+        hosts.stand_in(host, ".local/bin/micromamba", and_then="trap '' TERM; sleep 600 & sleep 600")
     write_file(hosts)
     done = hosts.create("--timeout", "1", code=1)
     assert "server2: micromamba was not done after 1 s, and was ended" in done.stderr

@@ -150,7 +150,7 @@ def test_a_host_refuses_paths_that_leave_the_tree(cluster: Cluster, path: str) -
 
 
 def test_a_full_disk_is_told_of_the_host_and_leaves_no_half_snapshot(cluster: Cluster) -> None:
-    write("data.bin", os.urandom(3 << 20))
+    write("data.bin", os.urandom(12 << 20))  # more than is under way when the host gives up
     inventory(cluster, only=("server1", "server2"))
     with agents() as found:
         found["server2"].runs()  # our own files are there before the disk is full
@@ -214,8 +214,9 @@ def test_a_file_that_changes_while_it_is_pushed_is_not_taken_for_the_other(clust
     assert snapshots(cluster, "server1") == []
 
 
-def test_a_push_that_is_killed_leaves_no_half_snapshot_and_the_next_one_works(cluster: Cluster) -> None:
-    write("large.bin", os.urandom(50 << 20))
+def test_a_push_that_is_killed_leaves_no_half_snapshot_and_the_next_one_goes_on(cluster: Cluster) -> None:
+    for number in range(3):
+        write(f"large{number}.bin", os.urandom(17 << 20))
     inventory(cluster, only=("server1",))
     with agents() as found:
         found["server1"].runs()
@@ -223,54 +224,99 @@ def test_a_push_that_is_killed_leaves_no_half_snapshot_and_the_next_one_works(cl
     try:
         pusher = start("push")
         blobs = cluster.path("server1", f"{OURS}/code/blobs")
-        wait_for(
-            lambda: blobs.exists() and any(p.stat().st_size > 1 << 20 for p in blobs.iterdir()), "some bytes"
-        )
+        wait_for(lambda: blobs.exists() and len(list(blobs.iterdir())) == 2, "the middle of the second file")
         pusher.send_signal(signal.SIGKILL)
-        pusher.communicate()
+        _, said = pusher.communicate()
     finally:
         cluster.limit_rate("server1", None)
+    assert "pushing code: 0 of 53 MB" in said
     wait_for(lambda: not cluster.processes("server1"), "the end of what took the code there")
     assert snapshots(cluster, "server1") == []
-    assert list(blobs.iterdir()) == []
+    assert [len(path.name) for path in blobs.iterdir()] == [64], "whole files stay, and nothing else"
     digest, results = push_here()
-    assert results["server1"].files == 1
-    assert snapshots(cluster, "server1") == [digest]
+    assert results["server1"].files == 2
+    assert tree(cluster.path("server1", f"{OURS}/code/{digest}")) == tree(Path.cwd())
+
+
+def test_what_is_collected_while_it_is_counted_on_is_sent_after_all(cluster: Cluster) -> None:
+    write("old.py", "old\n")
+    inventory(cluster, only=("server1",))
+    push_here()
+    write("new.py", "new\n")
+    snapshot = pushing.take(Path.cwd())
+    with agents() as found:
+        agent, ask = found["server1"], found["server1"].ask
+
+        def ask_and_lose(source: str, args: list[str], *rest: Any, **more: Any) -> Any:
+            answer = ask(source, args, *rest, **more)
+            if args == ["check"]:
+                shutil.rmtree(cluster.path("server1", f"{OURS}/code"))
+            return answer
+
+        agent.ask = ask_and_lose  # type: ignore[method-assign]
+        done = pushing.push(snapshot, found)["server1"]
+    assert isinstance(done, pushing.Pushed)
+    assert done.files == 2
+    assert tree(cluster.path("server1", f"{OURS}/code/{snapshot.digest}")) == tree(Path.cwd())
 
 
 # --- Old snapshots -------------------------------------------------------------------------------
 
 
 def test_old_snapshots_are_collected_but_never_that_of_a_run(cluster: Cluster) -> None:
-    """Both kinds of run: a command of the user's, and the built-in trainer."""
+    """Both kinds of run: a command of the user's, and the built-in trainer, which has no copy of its own."""
     inventory(cluster, only=("server1",))
-    store = cluster.path("server1", f"{OURS}/code")
     write("run.py", "pass\n")
-    used = {digest_of_run(cluster, "--", "sleep", "1000"), digest_of_run(cluster, "--", "--steps", "1000000")}
+    runs = [detach("--", "sleep", "1000"), detach("--", "--steps", "1000000")]
+    used = {snapshot_of(cluster, run) for run in runs}
     assert len(used) == 2
-    for number in range(10):
-        write("only.py", f"number = {number}\n")
-        newest, _ = push_here()
+    newest = push_nine_times()
     found = snapshots(cluster, "server1")
     assert used <= set(found)
     assert newest in found
-    assert len(found) == 2 + 8 + 1  # those in use, the kept ones, and the one that was just pushed
-    contents = {path.name for path in (store / "blobs").iterdir()}
-    ringctl("stop", latest_run(0))
-    ringctl("stop", latest_run(1))
-    os.utime(store / newest)
-    age_blobs = "from launcher import hoststore"
-    assert age_blobs
-    with agents() as agent:
-        agent["server1"].ask("hoststore.py", ["collect"], {"keep": []})
-    assert contents
+    assert len(found) == 2 + 8 + 1  # those in use, the newest few, and the one that was just pushed
+    for run in runs:
+        ringctl("stop", run)
+    push_nine_times()
+    assert set(snapshots(cluster, "server1")) & used == {snapshot_of(cluster, runs[1])}, "it may be restarted"
 
 
-def latest_run(back: int) -> str:
-    return str(json.loads(ringctl("ps", "--json").stdout)[-1 - back]["run"])
+def test_contents_that_no_snapshot_has_are_collected_once_nobody_can_be_about_to_use_them(
+    cluster: Cluster,
+) -> None:
+    inventory(cluster, only=("server1",))
+    write("new.py", "pass\n")
+    digest, _ = push_here()
+    blobs = cluster.path("server1", f"{OURS}/code/blobs")
+    for name in ("tmp-broken", "a" * 64):
+        (blobs / name).write_text("x")
+    later = "import sys, time, hoststore; time.time = lambda now=time.time: now() + 7200; sys.exit(hoststore.main())"
+    collect = [
+        "python3",
+        "-c",
+        f"import sys, glob; sys.path += glob.glob('{OURS}/kit/*'); {later}",
+        "collect",
+    ]
+    with agents() as found:
+        found["server1"].ask("hoststore.py", ["collect"], {})
+        assert len(list(blobs.iterdir())) == 3
+        found["server1"].transport.run(collect, b"{}\n", 30.0)
+    assert len(list(blobs.iterdir())) == 1
+    assert tree(cluster.path("server1", f"{OURS}/code/{digest}")) == tree(Path.cwd())
 
 
-def digest_of_run(cluster: Cluster, *command: str) -> str:
-    run = json.loads(ringctl("launch", "--detach", "--json", *command).stdout)["run"]
-    plan = json.loads(cluster.path("server1", f"{OURS}/runs/{run}/plan.json").read_text())
-    return str(plan["snapshot"])
+def detach(*command: str) -> str:
+    return str(json.loads(ringctl("launch", "--detach", "--json", *command).stdout)["run"])
+
+
+def snapshot_of(cluster: Cluster, run: str) -> str:
+    return str(json.loads(cluster.path("server1", f"{OURS}/runs/{run}/plan.json").read_text())["snapshot"])
+
+
+def push_nine_times() -> str:
+    """Nine different snapshots; the digest of the last."""
+    digest = ""
+    for _ in range(9):
+        write("only.py", os.urandom(8))
+        digest, _ = push_here()
+    return digest
