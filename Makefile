@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+HOST_SIDE := launcher/hostd.py launcher/hoststore.py launcher/hostenv.py launcher/preflight/probe.py
 SOURCES := launcher trainer tests benchmarks scripts
 
 .PHONY: help demo test lint bench cluster cluster-down clean
@@ -24,7 +25,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
-	$(BIN)/vermin --quiet --no-tips --target=3.8- launcher/hostd.py launcher/preflight/probe.py
+	$(BIN)/vermin --quiet --no-tips --target=3.8- $(HOST_SIDE)
 
 bench: $(VENV)/.dev $(VENV)/.debian
 	$(BIN)/python -m benchmarks

@@ -1430,8 +1430,8 @@ def enter_rank(rank: dict[str, Any], request: dict[str, Any]) -> None:
     for fd in [request["report"]] + [fd for other in request["ranks"] for fd in other["fds"]]:
         os.close(fd)
     os.environ.update(rank["env"])
-    if hasattr(sys, "orig_argv"):
-        sys.orig_argv = list(rank["argv"])  # type: ignore[attr-defined,unused-ignore]  # Python 3.10
+    if hasattr(sys, "orig_argv"):  # novermin
+        sys.orig_argv = list(rank["argv"])  # novermin  # type: ignore[attr-defined,unused-ignore]  # Python 3.10
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # its global state was drawn before the fork
     sys.excepthook = without_our_frames

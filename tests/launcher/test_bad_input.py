@@ -9,6 +9,8 @@ import pytest
 
 from tests.launcher.ringctl import detach, ringctl, wait_until_final
 
+PROJECT = Path(__file__).resolve().parents[2]
+
 
 def refused(*args: str) -> str:
     """What ringctl says when it refuses; fails if it did more than say it."""
@@ -168,6 +170,16 @@ def test_a_script_that_cannot_be_run_as_a_command_is_refused() -> None:
     assert "./folder" in refused("launch", "--local", "--", "./folder")
     Path("tool.sh").chmod(0o755)
     assert "tool.sh: no such command" in refused("launch", "--local", "--", "tool.sh"), "it is not on PATH"
+
+
+def test_a_folder_that_is_gone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT))
+    done = ringctl("launch", "--local", "--", "true", code=2)
+    assert done.stderr == "error: the folder you are in is gone; change to one that exists\n"
+    assert "no runs yet" in ringctl("ps").stdout
 
 
 # --- The other commands --------------------------------------------------------------------------

@@ -185,6 +185,22 @@ def test_a_relative_home_folder_means_the_one_seen_from_here(
     assert [event["step"] for event in seen if event["kind"] == "metric"] == [7]
 
 
+def test_what_ringctl_keeps_is_for_its_user_alone() -> None:
+    run = detach(["true"], world=1)
+    wait_until_final(run)
+    for folder in (home(), home() / "history", home() / "runs", run_folder(run)):
+        assert folder.stat().st_mode & 0o777 == 0o700, folder
+
+
+def test_a_home_folder_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGCTL_HOME", "/dev/null/home")
+    done = ringctl("launch", "--local", "--world", "1", "--", "true", code=1)
+    assert re.fullmatch(
+        r"error: /dev/null/home/history/\S+: cannot be written: Not a directory\n", done.stderr
+    )
+    assert ringctl("ps", "--json").stdout == "[]\n"
+
+
 ODD = 'it\'s "quoted" $HOME `x`\nsecond line \\ \u4e16\u754c'
 
 
