@@ -247,6 +247,8 @@ def logs(
     if unknown:
         known = ", ".join(host.name for host in found.hosts)
         raise InputError(f"--host {unknown[0]}: not a host of run {found.run}, which has {known}")
+    if previous and found.state is not None and found.state.attempt == 1:
+        raise InputError(f"run {found.run} is in its first attempt; there is none before it")
     if download is not None:
         return showlogs.download(found, agents_of(found), Path(download), back=1 if previous else 0)
     look = showlogs.Look(as_json=as_json, prefix=prefix, timestamps=timestamps, tail=tail)
@@ -263,7 +265,7 @@ def logs(
 )
 @host_options
 @json_option
-def ps(everything: bool, as_json: bool, **where: str | None) -> None:
+def ps(everything: bool, as_json: bool, **where: str | None) -> int:
     """What runs, and what ran lately.
 
     Shows the last twenty runs that were started from here; with --all, or when hosts are named, every run
@@ -272,38 +274,45 @@ def ps(everything: bool, as_json: bool, **where: str | None) -> None:
     from launcher import text
 
     everything = everything or any(where.values())
-    runs = all_runs(inventory_at(where) if everything else None)
+    runs, errors = all_runs(inventory_at(where) if everything else None)
+    for error in errors:
+        click.echo(f"error: {error}", err=True)
     if not everything:
         recent = {found.run for found in runs[-20:]}
         runs = [f for f in runs if f.run in recent or (f.state and f.state.state in ("starting", "running"))]
     if as_json:
         click.echo(text.json_line([text.run_json(found) for found in runs]))
-    elif not runs:
+    elif not runs and not errors:
         click.echo("no runs yet; start one: ringctl launch --local --world 2")
     else:
         from launcher import render
 
         render.show_table(text.ps_rows(runs, time.time()))
+    return HostError.exit_code if everything and errors else 0
 
 
 @cli.command()
 @run_argument
 @host_options
 @json_option
-def status(run: str | None, as_json: bool, **where: str | None) -> None:
+def status(run: str | None, as_json: bool, **where: str | None) -> int:
     """How the latest run, or RUN, is: each rank's state, step, loss and last sign of life."""
     from launcher import render, text
 
     found, now = named_run(run, where), time.time()
+    for words in found.silent:
+        click.echo(f"error: {words}", err=True)
+    code = HostError.exit_code if found.silent else 0
     if as_json:
         click.echo(text.json_line(text.status_json(found, now)))
-        return
+        return code
     about = text.run_json(found)
     state = found.state
     render.say([f"run {found.run}{f' ({found.name})' if found.name else ''}: {about['state']}"])
     if state and text.progress_parts(state):
         render.say(["  ".join(text.progress_parts(state))])
     render.show_table(text.status_rows(found, now))
+    return code
 
 
 @cli.command()

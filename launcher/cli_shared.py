@@ -9,6 +9,7 @@ import click
 
 if TYPE_CHECKING:
     from launcher.agent import Agent
+    from launcher.errors import RingctlError
     from launcher.model import Inventory
     from launcher.runs import Found
     from launcher.transport import Pool
@@ -54,8 +55,9 @@ def pool() -> Pool:
     return cast(Pool, context.obj)
 
 
-def all_runs(inventory: Inventory | None = None) -> list[Found]:
-    """Runs that were started from here, are on this machine, or on the hosts of `inventory`."""
+def all_runs(inventory: Inventory | None = None) -> tuple[list[Found], list[RingctlError]]:
+    """Runs that were started from here, are on this machine, or on the hosts of `inventory`; and why some of
+    the hosts did not answer."""
     from launcher import runs
 
     return runs.find_runs(pool(), inventory.hosts if inventory else ())
@@ -78,7 +80,11 @@ def named_run(reference: str | None, where: dict[str, str | None]) -> Found:
     try:
         return runs.refreshed(runs.find_run(reference, known), pool())
     except InputError:
-        return runs.find_run(reference, all_runs(inventory_at(where)))
+        found, errors = all_runs(inventory_at(where))
+        try:
+            return runs.find_run(reference, found)
+        except InputError as error:
+            raise (errors or [error])[0] from None
 
 
 def agents_of(found: Found) -> dict[str, Agent]:

@@ -42,6 +42,18 @@ def from_states(states: Sequence[Mapping[str, Any]]) -> RunState:
     )
 
 
+def with_unknown(state: RunState) -> RunState:
+    """With the ranks that no host has told of: as long as there are any, the run may go on."""
+    missing = [number for number in range(state.world) if number not in state.ranks]
+    if not missing:
+        return state
+    unknown: dict[int, RankState] = {number: RankState(number, "?", state="unknown") for number in missing}
+    ranks = dict(sorted({**state.ranks, **unknown}.items()))
+    return replace(
+        state, ranks=ranks, state="lost" if state.state == "lost" else run_status(ranks), ended=None
+    )
+
+
 def rank_from_state(host: str, rank: Mapping[str, Any]) -> RankState:
     known = {
         key: rank[key] for key in ("rank", "state", "pid", "exit_code", "signal", "reason", "seen", "metric")
@@ -81,7 +93,7 @@ def fold(state: RunState, event: Event) -> RunState:
 def run_status(ranks: Mapping[int, RankState]) -> RunStatus:
     """What the ranks together amount to."""
     states = {rank.state for rank in ranks.values()}
-    if states & {"waiting", "running"}:
+    if states & {"waiting", "running", "unknown"}:
         return "starting" if states == {"waiting"} else "running"
     if "failed" in states:
         return "failed"

@@ -24,7 +24,7 @@ HOLD_S = 0.05  # how long a line of now waits for earlier ones of other hosts
 SILENCE_S = 6.0  # a host that says nothing for so long is away
 FIRST_RETRY_S, LAST_RETRY_S = 0.3, 5.0
 QUIT_S = 1.0  # whoever waits longer waits for a host that is away
-CLOCKS_AGREE_S = 0.2  # what a message takes is no difference of clocks
+CLOCKS_AGREE_S = 0.5  # what a message takes is no difference of clocks
 NOTES = (b'{"kind":"cursor"', b'{"kind":"tick"', b'{"kind":"end"', b'{"kind":"error"')
 NOTE = re.compile(rb"^(?:" + b"|".join(re.escape(note) for note in NOTES) + rb").*$", re.M)
 
@@ -47,7 +47,7 @@ class Decoder:
 
     def __init__(self, run: str, host: str, clock: Callable[[], float] = time.time) -> None:
         self.run, self.host, self.clock = run, host, clock
-        self.clock_offset: float | None = None  # how far the host's clock is ahead of ours
+        self.clock_offset: float | None = None  # how far the host's clock is ahead of ours; None until heard
         self.cursor: list[int] | None = None
         self._rest = b""
         self._begun = False
@@ -164,6 +164,8 @@ def follow(agents: Mapping[str, Agent], run: str, *, live: bool, back: int = 0) 
     request = {"run": run, "follow": live, "back": back}
     readers = [Reader(agent, request, Decoder(run, name), pieces, quit_) for name, agent in agents.items()]
     for reader in readers:
+        if reader.agent.host.local:
+            reader.decoder.clock_offset = 0.0
         reader.start()
     merger, behind, open_ = Merger(list(agents)), set(agents), set(agents)
     away: dict[str, str] = {}

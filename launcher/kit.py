@@ -26,6 +26,7 @@ else:
 # Writes the kit from stdin: beside its place first, then renamed, so that it is there whole or not at all.
 INSTALL = """
 import json, os, shutil, sys, tempfile
+os.umask(0o077)
 folder, files = os.path.expanduser(sys.argv[1]), json.loads(sys.stdin.buffer.read())
 os.umask(0o077)
 os.makedirs(os.path.dirname(folder), exist_ok=True)

@@ -150,7 +150,7 @@ class Event(NamedTuple):  # a tuple, because a log has millions: it is made thre
         }
 
 
-RankStatus = Literal["waiting", "running", "succeeded", "failed", "stopped"]
+RankStatus = Literal["waiting", "running", "succeeded", "failed", "stopped", "unknown"]
 RunStatus = Literal["starting", "running", "succeeded", "failed", "stopped", "lost"]
 
 

@@ -74,10 +74,15 @@ def start(plan: Plan, agents: Mapping[str, Agent]) -> None:
     results = fan_out(requests, lambda name: agents[name].start(requests[name]))
     errors = [error for error in results.values() if isinstance(error, RingctlError)]
     if errors:
-        stop({name: agents[name] for name in requests}, plan.run, grace=0.0)
-        if PORT_TAKEN in errors[0].message:
+        ended = stop({name: agents[name] for name in requests}, plan.run, grace=0.0)
+        unsure = [name for name, answer in ended.items() if isinstance(answer, RingctlError)]
+        if PORT_TAKEN in errors[0].message and not unsure:
             raise PortTaken(errors[0].message)
-        errors[0].message += "; nothing was left running"
+        if unsure:
+            errors[0].message += f"; {', '.join(unsure)} could not be asked to stop what may have started"
+            errors[0].fix = f"once it can be reached: ringctl stop {plan.run}"
+        else:
+            errors[0].message += "; nothing was left running"
         raise errors[0]
 
 

@@ -29,7 +29,10 @@ class Found:
 
     @property
     def state(self) -> RunState | None:
-        return fold.from_states(self.states) if self.states else None
+        if not self.states:
+            return None
+        state = fold.from_states(self.states)
+        return fold.with_unknown(state) if self.silent else state
 
     @property
     def is_over(self) -> bool:
@@ -43,8 +46,9 @@ def remembered() -> list[Found]:
     return [Found(r.plan.run, r.plan.name, r.hosts, r.started, r.states) for r in history.recall()]
 
 
-def find_runs(pool: Pool, more: Iterable[Host] = ()) -> list[Found]:
-    """All runs that were started from here, or are on this machine or on the hosts `more`; oldest first."""
+def find_runs(pool: Pool, more: Iterable[Host] = ()) -> tuple[list[Found], list[RingctlError]]:
+    """All runs that were started from here, or are on this machine or on the hosts `more`, oldest first; and
+    why some of the hosts did not answer."""
     known = {found.run: found for found in remembered()}
     hosts = [host for found in known.values() if not found.is_over for host in found.hosts]
     answers = ask_hosts([THIS_MACHINE, *hosts, *more], pool)
@@ -53,7 +57,8 @@ def find_runs(pool: Pool, more: Iterable[Host] = ()) -> list[Found]:
             first = next(states[0] for _, answer in answers if (states := states_in(answer, run)))
             known[run] = Found(run, first["name"], hosts_of(run, answers), first["started"])
     found = [updated(found, answers) for found in known.values()]
-    return sorted(found, key=lambda f: f.started)
+    errors = [answer for _, answer in answers if isinstance(answer, RingctlError)]
+    return sorted(found, key=lambda f: f.started), errors
 
 
 Answer = list[Mapping[str, Any]] | RingctlError
