@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,7 +20,9 @@ def over_ssh(bench: Workbench) -> Iterator[Measurement]:
     """`true` on 32 hosts, and a launch of `true` on them, beside pdsh."""
     with Cluster(HOSTS, folder=bench.folder / "cluster") as cluster:
         exec_ = [RINGCTL, "exec", "--hosts", str(cluster.hosts_file), "--", "true"]
-        launch = [RINGCTL, "launch", "--hosts", str(cluster.hosts_file), "--detach", "--", "true"]
+        (bench.folder / "project").mkdir()
+        start = [RINGCTL, "launch", "--hosts", str(cluster.hosts_file), "--detach", "--", "true"]
+        launch = ["sh", "-c", f"cd {bench.folder}/project && exec {shlex.join(start)}"]
         contestants = {
             "ringctl exec": timed(bench, cluster, exec_),
             "ringctl launch": timed(bench, cluster, launch),

@@ -252,8 +252,7 @@ def logs(
     if download is not None:
         return showlogs.download(found, agents_of(found), Path(download), back=1 if previous else 0)
     look = showlogs.Look(as_json=as_json, prefix=prefix, timestamps=timestamps, tail=tail)
-    showlogs.show(found, agents_of(found), wanted, look, live=follow, back=1 if previous else 0)
-    return 0
+    return showlogs.show(found, agents_of(found), wanted, look, live=follow, back=1 if previous else 0)
 
 
 # --- ps, status, stop ----------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def fold(state: RunState, event: Event) -> RunState:
     """The run after `event`."""
     if event.kind == "line" or event.rank is None or event.rank not in state.ranks:
         return state
-    rank = replace(state.ranks[event.rank], seen=event.time)
+    rank = replace(state.ranks[event.rank], seen=event.time, host=event.host)
     if event.kind == "rank_started":
         rank = replace(rank, state="running", pid=event.data.get("pid"))
     elif event.kind == "metric":

@@ -10,7 +10,7 @@ One JSON request in the first line of stdin; `receive` reads the compressed cont
 behind it. The answer is on stdout after a line that reads SENTINEL.
 
     check    which contents of a snapshot are missing here
-    receive  take those, verify each by its hash, and put the snapshot in place
+    receive  take those, verify each by its hash, put the snapshot in place, then collect
     collect  remove old snapshots that no run uses
 """
 
@@ -110,6 +110,7 @@ def command_receive(request: dict[str, Any]) -> dict[str, Any]:
     lacking = missing(request["entries"])
     if not lacking:
         build(request["digest"], request["entries"])
+        command_collect({"keep": [request["digest"]]})
     return {"have": not lacking, "missing": lacking}
 
 

@@ -219,8 +219,6 @@ def push_one(agent: Agent, about: dict[str, Any], bodies: Bodies, progress: Prog
         in_vain += not answer["have"] and len(answer["missing"]) >= left
         if in_vain > MOST_IN_VAIN:
             raise RingctlError(f"{agent.host.name}: somebody removes the code there as fast as it comes")
-    if files:
-        agent.ask("hoststore.py", ["collect"], {"keep": [about["digest"]]})
     return Pushed(files, size)
 
 

@@ -33,8 +33,9 @@ class Look:
 
 def show(
     found: Found, agents: Mapping[str, Agent], wanted: Filter, look: Look, *, live: bool, back: int
-) -> None:
-    """Print the run's events until its end (`live`) or as far as they go; then how it ended, if it has."""
+) -> int:
+    """Print the run's events until its end (`live`) or as far as they go; then how it ended, if it has.
+    The exit code tells whether a host's part is missing."""
     gc.disable()  # events hold no cycles; looking for some in a million of them costs a quarter of the time
     write, tails = writer(look), Tails()
     state = fold.before(found.state) if found.state else None
@@ -60,6 +61,7 @@ def show(
     lost = live or (found.state is not None and found.state.state == "lost")
     if state is not None and (lost or state.state in fold.ENDED):
         finish(run.outcome(state, tails), look)
+    return HostError.exit_code if away else 0
 
 
 def download(found: Found, agents: Mapping[str, Agent], target: Path, *, back: int) -> int:

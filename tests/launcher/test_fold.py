@@ -100,7 +100,7 @@ def test_what_the_ranks_together_amount_to(ranks: list[RankState], status: str) 
 @given(st.lists(st.sampled_from(get_args(RankStatus)), min_size=1, max_size=6))
 def test_a_run_is_over_exactly_when_all_its_ranks_are(states: list[RankStatus]) -> None:
     status = fold.run_status({number: rank(state) for number, state in enumerate(states)})
-    assert (status in fold.ENDED) == (not {"waiting", "running"} & set(states))
+    assert (status in fold.ENDED) == (not {"waiting", "running", "unknown"} & set(states))
 
 
 def story_of(number: int) -> list[Event]:
