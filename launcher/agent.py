@@ -9,7 +9,7 @@ from typing import Any
 from launcher import kit
 from launcher.errors import HostError, RingctlError
 from launcher.model import Facts, Host, from_json
-from launcher.transport import Channel, Completed, Pool, Transport
+from launcher.transport import Channel, Pool, Transport
 
 SENTINEL = b"--ringctl-hostd--\n"
 ANSWER_S = 60.0  # by then a host has answered, or something is wrong with it
@@ -28,9 +28,18 @@ class Agent:
         self.host = host
         self.transport = transport
 
-    def facts(self, peers: list[str]) -> Facts:
-        answer = self.ask("preflight/probe.py", [], {"peers": peers})
-        return from_json(Facts, {**answer, "host": self.host.name})
+    def facts(
+        self, peers: list[str], code: dict[str, Any] | None = None
+    ) -> tuple[Facts, dict[str, Any] | None]:
+        """What planning needs to know; and, for the snapshot `code`, what the code store lacks of it. Both in
+        one process there, because a host's Python takes longer to start than to answer."""
+        request = {"peers": peers}
+        if code is None or self.host.local:
+            answer, lacking = self.ask("preflight/probe.py", [], request), None
+        else:
+            argv = [*self.transport.program("preflight/probe.py")[:-1], "probe,hoststore:check"]
+            answer, lacking = self._run("preflight/probe.py", argv, [request, code], b"", ANSWER_S)
+        return from_json(Facts, {**answer, "host": self.host.name}), lacking
 
     def start(self, request: dict[str, Any]) -> dict[str, Any]:
         return self.ask("hostd.py", ["start"], request)
@@ -57,26 +66,33 @@ class Agent:
         timeout: float = ANSWER_S,
     ) -> dict[str, Any]:
         """One question to one of our host-side files; `body` follows the request's line on its stdin."""
-        stdin = json.dumps(request).encode() + b"\n" + body
         argv = [*self.transport.program(source), *args]
+        return self._run(source, argv, [request], body, timeout)[0]
+
+    def _run(
+        self, source: str, argv: list[str], requests: list[dict[str, Any]], body: bytes, timeout: float
+    ) -> list[dict[str, Any]]:
+        """An answer for each request; our files are put there first if they are missing."""
+        stdin = b"".join(json.dumps(request).encode() + b"\n" for request in requests) + body
         done = self.transport.run(argv, stdin, timeout)
         if kit.MISSING in done.out and SENTINEL not in done.out:
             self.transport.install()
             done = self.transport.run(argv, stdin, timeout)
-        answer = self._decode(source, done)
-        if answer.get("kind") == "error":
-            raise RingctlError(f"{self.host.name}: {answer['error']}")
-        return answer
-
-    def _decode(self, source: str, done: Completed) -> dict[str, Any]:
-        """The answer behind the sentinel; HostError for whatever else came."""
-        _, found, text = done.out.partition(SENTINEL)
-        if not found:
+        texts = done.out.split(SENTINEL)[1:]
+        answers = [self._decode(text) for text in texts]
+        for answer in answers:
+            if answer.get("kind") == "error":
+                raise RingctlError(f"{self.host.name}: {answer['error']}")
+        if len(answers) != len(requests):
             raise HostError(
                 self.host.name,
                 f"ringctl's {source} did not run there with {self.host.python}; it said: {done.last_words}",
                 fix="name a Python 3.8 or newer as `python` of the host in the inventory",
             )
+        return answers
+
+    def _decode(self, text: bytes) -> dict[str, Any]:
+        """One answer; HostError for whatever else came."""
         try:
             answer = json.loads(text[:LARGEST_ANSWER])
         except (ValueError, RecursionError):

@@ -142,7 +142,7 @@ def launch(
         variables=ask.variables(variables),
     )
     if dry_run:
-        plan, _ = run.prepare(inventory, options, pool())
+        plan = run.prepare(inventory, options, pool()).plan
         show_plan(plan, as_json, commands, verbose)
         return 0
     return launch_and_watch(inventory, options, snapshot, detach=detach, as_json=as_json)

@@ -11,16 +11,22 @@ FILES = ("hostd.py", "preflight/probe.py", "hoststore.py", "hostenv.py")
 
 MISSING = b"--ringctl-missing--\n"
 
-# Runs a file of the kit. Imported rather than run as a script, so that Python keeps its compiled form.
+# Runs a file of the kit, or several in one process ("probe,hoststore:check"), each with its line of stdin.
+# Imported rather than run as a script, so that Python keeps its compiled form.
 RUN = """
 import os, sys
 sys.path.insert(0, os.path.expanduser(sys.argv.pop(1)))
-try:
-    module = __import__(sys.argv.pop(1))
-except ImportError:
-    print("--ringctl-missing--", flush=True)
-else:
-    sys.exit(module.main())
+code = 0
+for call in sys.argv.pop(1).split(","):
+    name, *words = call.split(":")
+    try:
+        module = __import__(name)
+    except ImportError:
+        print("--ringctl-missing--", flush=True)
+        break
+    sys.argv[1:] = words or sys.argv[1:]
+    code = module.main() or code
+sys.exit(code)
 """
 
 # Writes the kit from stdin: beside its place first, then renamed, so that it is there whole or not at all.

@@ -55,6 +55,10 @@ class Snapshot:
     entries: tuple[Entry, ...]
     digest: str
 
+    def about(self) -> dict[str, Any]:
+        """What a host's code store is asked about it."""
+        return {"digest": self.digest, "entries": [to_json(entry) for entry in self.entries]}
+
     @property
     def size(self) -> int:
         return sum(entry.size for entry in self.entries)
@@ -196,18 +200,26 @@ class Pushed:
 
 
 def push(
-    snapshot: Snapshot, agents: Mapping[str, Agent], say: Callable[[str], None] | None = None
+    snapshot: Snapshot,
+    agents: Mapping[str, Agent],
+    say: Callable[[str], None] | None = None,
+    lacking: Mapping[str, dict[str, Any]] | None = None,
 ) -> dict[str, Pushed | RingctlError]:
     """Bring every host up to date; each one checks every file by its hash before it counts as there. `say`
-    hears now and then how far a large push has come."""
-    bodies, progress = Bodies(snapshot), Progress(say)
-    about = {"digest": snapshot.digest, "entries": [to_json(entry) for entry in snapshot.entries]}
-    return fan_out(agents, lambda name: push_one(agents[name], about, bodies, progress))
+    hears now and then how far a large push has come; `lacking` is what hosts have said already."""
+    bodies, progress, about = Bodies(snapshot), Progress(say), snapshot.about()
+
+    def work(name: str) -> Pushed:
+        answer = (lacking or {}).get(name) or agents[name].ask("hoststore.py", ["check"], about)
+        return push_one(agents[name], about, answer, bodies, progress)
+
+    return fan_out(agents, work)
 
 
-def push_one(agent: Agent, about: dict[str, Any], bodies: Bodies, progress: Progress) -> Pushed:
+def push_one(
+    agent: Agent, about: dict[str, Any], answer: dict[str, Any], bodies: Bodies, progress: Progress
+) -> Pushed:
     """A batch at a time, so that a push that breaks off goes on where it was."""
-    answer = agent.ask("hoststore.py", ["check"], about)
     files = size = in_vain = 0
     total = bodies.size(answer["missing"])
     while not answer["have"]:

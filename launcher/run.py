@@ -48,22 +48,37 @@ def new_run_id() -> str:
     return time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + os.urandom(2).hex()
 
 
-def prepare(inventory: Inventory, options: LaunchOptions, pool: Pool) -> tuple[Plan, dict[str, Agent]]:
+@dataclass(frozen=True)
+class Prepared:
+    """A plan, and the hosts that are ready for it."""
+
+    plan: Plan
+    agents: dict[str, Agent]
+    lacking: dict[str, dict[str, Any]]  # what each host's code store said of the snapshot
+
+
+def prepare(
+    inventory: Inventory, options: LaunchOptions, pool: Pool, snapshot: Snapshot | None = None
+) -> Prepared:
     """Ask the hosts for their facts and make the plan; nothing is changed anywhere."""
     hosts = [host for host, _ in place(inventory, options.world)]
     agents = agents_for(hosts, pool)
-    return make_plan(inventory, succeeded(fan_out(agents, facts_of(agents))), options), agents
+    answers = succeeded(fan_out(agents, facts_of(agents, snapshot.about() if snapshot else None)))
+    plan = make_plan(inventory, {name: facts for name, (facts, _) in answers.items()}, options)
+    return Prepared(plan, agents, {name: lacking for name, (_, lacking) in answers.items() if lacking})
 
 
-def facts_of(agents: Mapping[str, Agent]) -> Callable[[str], Facts]:
+def facts_of(
+    agents: Mapping[str, Agent], code: dict[str, Any] | None
+) -> Callable[[str], tuple[Facts, dict[str, Any] | None]]:
     """How to ask one host: it must say which of its interfaces leads to the others."""
     named = {name: agent.host.data_address for name, agent in agents.items()}
     found = fan_out(agents, lambda name: named[name] or agents[name].transport.address())
     addresses = succeeded(found)
 
-    def ask(name: str) -> Facts:
+    def ask(name: str) -> tuple[Facts, dict[str, Any] | None]:
         peers = [address or agents[peer].host.address for peer, address in addresses.items() if peer != name]
-        return agents[name].facts(peers)
+        return agents[name].facts(peers, code)
 
     return ask
 
@@ -96,10 +111,13 @@ def launch(
     """Plan, push and start; if a master port of our own choice was taken meanwhile, with another one."""
     fixed = options.master_port or inventory.master_port
     for attempt in range(PORT_TRIES):
-        plan, agents = prepare(inventory, options, pool)
+        ready = prepare(inventory, options, pool, snapshot)
+        plan, agents = ready.plan, ready.agents
         if attempt == 0:
             screen.plan(plan)
-            push_code(snapshot, agents, screen)
+        if snapshot is not None and ready.lacking:
+            remote = {name: agents[name] for name in ready.lacking}
+            succeeded(push(snapshot, remote, screen.note, ready.lacking))
         history.remember(plan, inventory, options)
         try:
             start(plan, agents)
@@ -118,14 +136,6 @@ def start_request(plan: Plan, host: str) -> dict[str, Any]:
     own = next(h for h in plan.hosts if h.host == host)
     about = {"run": plan.run, "name": plan.name, "attempt": plan.attempt, "world": plan.world}
     return {**about, "snapshot": plan.code, **to_json(own)}
-
-
-def push_code(snapshot: Snapshot | None, agents: Mapping[str, Agent], screen: Screen) -> None:
-    """The code to every host that is not this machine."""
-    remote = {name: agent for name, agent in agents.items() if not agent.host.local}
-    if snapshot is None or not remote:
-        return
-    succeeded(push(snapshot, remote, screen.note))
 
 
 # --- Watching ------------------------------------------------------------------------------------

@@ -113,8 +113,9 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
-    request = json.loads(sys.stdin.buffer.read() or b"{}")
+    request = json.loads(sys.stdin.buffer.readline() or b"{}")
     sys.stdout.buffer.write(SENTINEL + json.dumps(facts(request)).encode() + b"\n")
+    sys.stdout.buffer.flush()
     return 0
 
 

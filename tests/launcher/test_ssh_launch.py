@@ -35,6 +35,8 @@ print(server.getsockname()[1], flush=True)
 sys.stdin.read()
 """
 
+Code = dict[str, Any] | None
+
 
 def launch(*args: str, code: int = 0) -> list[Any]:
     """Launch, attached, and return the events."""
@@ -266,10 +268,11 @@ def test_a_port_that_is_taken_in_between_is_replaced(
 ) -> None:
     asked, facts = [], Agent.facts
 
-    def facts_then_a_thief(agent: Agent, peers: list[str]) -> Facts:
-        found = facts(agent, peers)
+    def facts_then_a_thief(agent: Agent, peers: list[str], code: Code = None) -> tuple[Facts, Code]:
+        found, lacking = facts(agent, peers, code)
         asked.append(agent.host.name)
-        return replace(found, free_port=taken) if asked.count(agent.host.name) == 1 else found
+        first = asked.count(agent.host.name) == 1
+        return (replace(found, free_port=taken) if first else found), lacking
 
     monkeypatch.setattr(Agent, "facts", facts_then_a_thief)
     pool = Pool(no_input=True)
