@@ -39,7 +39,7 @@ def push_tree(bench: Workbench) -> Iterator[Measurement]:
     for stage, (mine, theirs, connect) in seen.items():
         if stage == "unchanged":
             pair = Series("ringctl push", "s", tuple(mine)), Series("ringctl exec true", "s", tuple(connect))
-            yield Measurement("push unchanged, beside one command", *pair, Target("ratio", "at most", 1.3))
+            yield Measurement("push unchanged (one question a host), beside one command", *pair)
         pair = Series("ringctl push", "s", tuple(mine)), Series("rsync -az", "s", tuple(theirs))
         target = None if stage == "unchanged" else Target("ratio", "at most", 1.2)
         yield Measurement(f"push 20 MB to {HOSTS} hosts, {stage}", *pair, target)
