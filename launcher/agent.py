@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -74,7 +77,11 @@ class Agent:
     ) -> list[dict[str, Any]]:
         """An answer for each request; our files are put there first if they are missing."""
         stdin = b"".join(json.dumps(request).encode() + b"\n" for request in requests) + body
+        began = time.monotonic()
         done = self.transport.run(argv, stdin, timeout)
+        if os.environ.get("RINGCTL_VERBOSE"):
+            took = (time.monotonic() - began) * 1000
+            print(f"{self.host.name}: {' '.join(argv[-2:])[-40:]}: {took:.0f} ms", file=sys.stderr)
         if kit.MISSING in done.out and SENTINEL not in done.out:
             self.transport.install()
             done = self.transport.run(argv, stdin, timeout)

@@ -149,7 +149,7 @@ def check_command(command: tuple[str, ...]) -> None:
     if os.path.basename(program).startswith("python"):
         script = script_of(rest)
         if script.endswith(".py") and not os.path.isfile(script):
-            raise InputError(f"{script}: no such script in {os.getcwd()}")
+            raise InputError(f"{script}: no such script in {folder()}")
     elif (
         shutil.which(program, path=f"{os.path.dirname(local_python())}:{os.environ.get('PATH', '')}") is None
     ):

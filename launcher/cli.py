@@ -5,6 +5,7 @@ Heavy modules are imported inside the commands: `ringctl --help` and `ringctl ps
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -39,8 +40,21 @@ def main() -> None:
     if home := os.environ.get("RINGCTL_HOME"):
         # Supervisors and ranks run in folders of their own, where a relative path would mean another one.
         os.environ["RINGCTL_HOME"] = os.path.abspath(home)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for as long as we live
     try:
         code = cli.main(prog_name="ringctl", standalone_mode=False)
+        sys.stdout.flush()
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(
+            "error: what ringctl prints goes to a disk that is full; a run that was started goes on",
+            file=sys.stderr,
+        )
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
     except click.exceptions.Abort:
         code = 130
     except click.ClickException as error:
@@ -68,7 +82,8 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="ringctl")
 @click.option("--no-input", is_flag=True, help="Never ask for a passphrase or a yes; fail instead.")
-def cli(no_input: bool) -> None:
+@click.option("-v", "--verbose", is_flag=True, help="Say on stderr what is asked of which host.")
+def cli(no_input: bool, verbose: bool) -> None:  # noqa: ARG001 - read from the context by whoever would ask
     """Train on a few servers you can only SSH into, or on this machine alone.
 
     \b
@@ -77,6 +92,8 @@ def cli(no_input: bool) -> None:
     ringctl logs --follow                  one merged log, at any time
     ringctl stop                           end it everywhere
     """
+    if verbose:
+        os.environ["RINGCTL_VERBOSE"] = "1"
 
 
 # --- launch --------------------------------------------------------------------------------------
@@ -207,7 +224,9 @@ def show_detached(plan: Plan, as_json: bool) -> None:
 @click.option("--rank", "ranks", metavar="0,2-3", help="Only these ranks.")
 @click.option("--host", "hosts", multiple=True, help="Only this host; may be repeated.")
 @click.option("--since", metavar="WHEN", help="90s, 10m, 2h, 1d ago, or 2026-01-31T18:00.")
-@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
+@click.option(
+    "--tail", type=click.IntRange(0, 10**9), metavar="N", help="Only the last N lines; with --json, events."
+)
 @click.option("--grep", metavar="REGEX", help="Only lines that match.")
 @click.option("--timestamps", "-t", is_flag=True, help="With the time of each line.")
 @click.option("--prefix/--no-prefix", default=True, help="Label lines with rank and host.")
@@ -243,6 +262,10 @@ def logs(
         grep=logs.parse_grep(grep) if grep is not None else None,
     )
     found = named_run(run, where)
+    world = found.state.world if found.state else 0
+    absent = sorted(rank for rank in wanted.ranks or () if world and rank >= world)
+    if absent:
+        raise InputError(f"--rank {absent[0]}: run {found.run} has ranks 0 to {world - 1}")
     unknown = [host for host in hosts if host not in {h.name for h in found.hosts}]
     if unknown:
         known = ", ".join(host.name for host in found.hosts)
@@ -345,7 +368,7 @@ def stopped_line(host: str, answer: dict[str, Any]) -> str:
     from launcher.logs import ranges
 
     if not answer["known"]:
-        return f"{host}: has no such run"
+        return f"{host}: had not started it, and will not"
     if answer["left"]:
         return f"{host}: could not end processes {answer['left']}"
     if not answer["ended"]:

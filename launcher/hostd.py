@@ -43,6 +43,8 @@ TICK_S = 0.2  # metrics are looked at this often
 HEARTBEAT_S = 1.0  # state.json is written at least this often
 SETTLE_S = 1.0  # after the first failure the other ranks may fail by themselves this long
 FAILED_GRACE_S = 3.0  # then TERM, and KILL after this
+KILLED = "its supervisor was killed"
+STOPPED_EARLY = "it was stopped while it was starting"  # the controller knows these words
 PORT_TAKEN = "the master port is taken:"  # the controller knows this beginning, and chooses another
 FINAL = ("succeeded", "failed", "stopped")
 EXIT_KEYS = ("state", "exit_code", "signal", "reason")
@@ -367,6 +369,12 @@ class MetricsTail:
     def __init__(self, path: str) -> None:
         self.path = path
         self.offset = 0
+
+    def size(self) -> int:
+        try:
+            return os.stat(self.path).st_size
+        except OSError:
+            return 0
 
     def read(self) -> list[dict[str, Any]]:
         """The records added since the last call; what is not a JSON object is left out."""
@@ -912,7 +920,8 @@ class Supervisor:
     def on_terminate(self, *_: object) -> None:
         request = read_json(os.path.join(self.folder, "stop.json")) or {}
         now = time.monotonic()
-        self.ending = self.ending or str(request.get("reason") or "stopped")
+        orphaned = not request and os.getppid() != self.warden["pid"]
+        self.ending = self.ending or (KILLED if orphaned else str(request.get("reason") or "stopped"))
         self.stop_requested = self.ending == "stopped"
         self.term_at = now
         kill_at = now + float(request.get("grace", FAILED_GRACE_S))
@@ -1022,8 +1031,9 @@ class Supervisor:
             # One read takes all that a pipe holds. What it left in the background may write for ever.
             if wait_readable(fd, 0) and self.read_output(fd) and wait_readable(fd, 0):
                 self.read_output(fd)
-        while self.read_metrics(rank):
-            pass  # a piece at a time, to the end of the file
+        end = rank.metrics.size()  # whoever goes on writing there does not keep the rank from ending
+        while rank.metrics.offset < end and self.read_metrics(rank):
+            pass  # a piece at a time
         rank.status, rank.seen = status, time.time()
         rank.state = "stopped" if rank.reason else "succeeded" if status == 0 else "failed"
         log_exit(self.log, rank.number, rank.state, exit_code(status), signal_name(status), rank.reason)
@@ -1058,11 +1068,13 @@ class Supervisor:
 
     def abandon(self, error: str) -> None:
         """The start failed: leave no process, and say of every rank that it did not start."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         kill_all(lambda: descendants(os.getpid()), 5.0)
+        self.state, reason = ("stopped", "stopped") if error == STOPPED_EARLY else ("failed", error)
         for rank in self.ranks:
-            rank.state = "failed"
-            log_exit(self.log, rank.number, "failed", 127, None, error)
-        self.state, self.ended = "failed", time.time()
+            rank.state, rank.reason = self.state, reason
+            log_exit(self.log, rank.number, self.state, 127, None, reason)
+        self.ended = time.time()
         self.log.event("host_finished", rank=None, state=self.state, cause=error, left=[])
         self.save()
 
@@ -1080,7 +1092,9 @@ class Supervisor:
 def wait_readable(fd: int, seconds: float) -> bool:
     import select
 
-    return bool(select.select([fd], [], [], seconds)[0])
+    poll = select.poll()  # select() itself knows no descriptor from 1024 on
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
 
 
 # --- start ---------------------------------------------------------------------------------------
@@ -1095,6 +1109,8 @@ def command_start(request: dict[str, Any]) -> dict[str, Any]:
         os.mkdir(folder, 0o700)
     except FileExistsError:
         before = read_state(str(request["run"]))
+        if before is None and os.path.exists(os.path.join(folder, "stop.json")):
+            raise Refused(STOPPED_EARLY) from None
         if request["attempt"] == 1 or (before and before["state"] not in FINAL):
             raise Refused(f"there is a run {request['run']} on this host already") from None
         remove_file(os.path.join(folder, "stop.json"))  # that was about the attempt before
@@ -1159,7 +1175,7 @@ def be_warden(folder: str, plan: dict[str, Any], answer: int) -> int:
         if pid == child:
             status = ended
     kill_all(lambda: descendants(os.getpid()), 10.0)
-    close_books(folder, "its supervisor was killed")
+    close_books(folder, KILLED)
     return 0
 
 
@@ -1167,7 +1183,12 @@ def be_hostd(folder: str, plan: dict[str, Any], warden: dict[str, Any], answer: 
     """Start the ranks, tell whoever waits at `answer` how that went, and see them to their end."""
     supervisor = Supervisor(folder, plan, warden)
     try:
+        signal.signal(signal.SIGTERM, stopped_early)
         supervisor.save()
+        if os.path.exists(
+            os.path.join(folder, "stop.json")
+        ):  # whoever comes later finds the state saved above
+            stopped_early()
         supervisor.start()
         reply: dict[str, Any] = {
             "hostd": os.getpid(),
@@ -1183,6 +1204,10 @@ def be_hostd(folder: str, plan: dict[str, Any], warden: dict[str, Any], answer: 
     return 0
 
 
+def stopped_early(*_: object) -> None:
+    raise Refused(STOPPED_EARLY)
+
+
 def close_books(folder: str, reason: str) -> None:
     """Give every rank its final event, and the run its final state, if its supervisor did not live to."""
     import fcntl
@@ -1195,6 +1220,7 @@ def close_books(folder: str, reason: str) -> None:
             return
         asked = read_json(os.path.join(folder, "stop.json"))
         stopped = asked is not None and asked.get("reason", "stopped") == "stopped"
+        reason = "stopped" if stopped else reason
         log = EventLog(folder, int(state["attempt"]))
         told = final_ranks(folder, int(state["attempt"]))
         for rank in state["ranks"]:
@@ -1321,9 +1347,9 @@ def command_stop(request: dict[str, Any]) -> dict[str, Any]:
     run, grace = str(request["run"]), float(request.get("grace", 5.0))
     reason = str(request.get("reason") or "stopped")
     folder = run_folder(run)
-    before = read_state(run)
+    before = state_or_word(run, grace, reason)
     if before is None:
-        return {"known": False, "ended": [], "left": []}
+        return {"known": False, "ended": [], "left": kill_all(lambda: carriers(run), 5.0)}
     running = [r["rank"] for r in before["ranks"] if r["state"] in ("waiting", "running")]
     if before["state"] not in FINAL:
         try:
@@ -1332,9 +1358,29 @@ def command_stop(request: dict[str, Any]) -> dict[str, Any]:
             pass  # a full disk: it ends all the same, with the supervisor's own grace
         terminate(before, grace + 15.0)
     left = kill_all(lambda: carriers(run), 5.0)
-    close_books(folder, reason)
+    try:
+        close_books(folder, reason)
+    except OSError:
+        pass  # a full disk: what matters is ended
     after = read_state(run) or before
     return {"known": True, "was": before["state"], "state": after["state"], "ended": running, "left": left}
+
+
+def state_or_word(run: str, grace: float, reason: str) -> dict[str, Any] | None:
+    """The run's state; one that has none yet is told not to start, and has a moment to have one after all."""
+    folder = run_folder(run)
+    deadline = time.monotonic() + 3.0
+    while True:
+        state = read_state(run)
+        if state is not None:
+            return state
+        fresh = not os.path.isdir(folder)
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        if not os.path.exists(os.path.join(folder, "stop.json")):
+            leave_word(folder, grace, reason)
+        if fresh or time.monotonic() > deadline:
+            return read_state(run)
+        time.sleep(0.05)
 
 
 def leave_word(folder: str, grace: float, reason: str) -> None:
@@ -1457,12 +1503,17 @@ def fresh_main() -> dict[str, Any]:
 
 
 def run_script(path: str, args: list[str]) -> None:
+    import importlib.machinery
+
+    full = os.path.abspath(path) if sys.version_info >= (3, 9) else path  # as the interpreter itself has it
+    loader = importlib.machinery.SourceFileLoader("__main__", full)
     names = fresh_main()
-    names["__file__"] = path
-    names["__cached__"] = None
+    names.update(__file__=full, __cached__=None, __loader__=loader)
+    if sys.version_info < (3, 14):
+        names["__annotations__"] = {}
     sys.argv = [path] + args
-    with open(path, "rb") as f:
-        code = compile(f.read(), path, "exec", dont_inherit=True)
+    with open(full, "rb") as f:
+        code = compile(f.read(), full, "exec", dont_inherit=True)
     exec(code, names)
 
 

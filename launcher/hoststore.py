@@ -256,7 +256,6 @@ def used_by_runs() -> set[str]:
 def main() -> int:
     os.umask(0o077)
     commands = {"check": command_check, "receive": command_receive, "collect": command_collect}
-    os.umask(0o077)
     request = json.loads(sys.stdin.buffer.readline() or b"{}")
     sys.stdout.buffer.write(SENTINEL)
     try:

@@ -211,8 +211,8 @@ def table(rows: list[text.Row]) -> RenderableType:
     from rich.text import Text
 
     result = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-    for title in rows[0]:
-        result.add_column(title.lower(), overflow="fold")
+    for place, title in enumerate(rows[0]):
+        result.add_column(title.lower(), overflow="fold", no_wrap=place == 0)  # an id broken in two is no use
     for row in rows[1:]:
         result.add_row(*(Text(cell, style=STATE_STYLES.get(cell, "")) for cell in row))
     return result

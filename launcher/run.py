@@ -22,6 +22,7 @@ from launcher.runs import stop
 from launcher.transport import Pool
 
 PORT_TAKEN = "the master port is taken:"
+STOPPED_EARLY = "it was stopped while it was starting"
 PORT_TRIES = 3
 SETTLE_S, FAILED_GRACE_S = 1.0, 3.0  # as hostd does it on one host
 GRACE_S = 5.0  # between TERM and KILL
@@ -91,6 +92,8 @@ def start(plan: Plan, agents: Mapping[str, Agent]) -> None:
     if errors:
         ended = stop({name: agents[name] for name in requests}, plan.run, grace=0.0)
         unsure = [name for name, answer in ended.items() if isinstance(answer, RingctlError)]
+        if STOPPED_EARLY in errors[0].message:
+            raise StoppedEarly(errors[0].message)
         if PORT_TAKEN in errors[0].message and not unsure:
             raise PortTaken(errors[0].message)
         if unsure:
@@ -99,6 +102,12 @@ def start(plan: Plan, agents: Mapping[str, Agent]) -> None:
         else:
             errors[0].message += "; nothing was left running"
         raise errors[0]
+
+
+class StoppedEarly(RingctlError):
+    """Somebody stopped the run before all of it had started."""
+
+    exit_code = 130
 
 
 class PortTaken(RingctlError):
@@ -185,6 +194,10 @@ def watch(state: RunState, agents: Mapping[str, Agent], screen: Screen, interrup
             tails.add(event)
         screen.show(update.events, state)
         ender.look(state)
+        if ender.waits_in_vain(state, away):
+            hosts = ", ".join(away)
+            screen.note(f"{hosts} cannot be reached; once that changes: ringctl stop {state.run}")
+            break
     ender.join()
     return outcome(state, tails)
 
@@ -218,6 +231,12 @@ class Ender:
         """In a thread of its own, so that what the ranks say in the end is still shown."""
         self.threads.append(threading.Thread(target=stop, args=(self.agents, run, grace, reason)))
         self.threads[-1].start()
+
+    def waits_in_vain(self, state: RunState, away: Mapping[str, str]) -> bool:
+        """Whether the run was ended wherever that was possible, and only hosts that are away are left."""
+        going_on = {rank.host for rank in state.ranks.values() if rank.state in ("waiting", "running")}
+        asked = bool(self.threads) and not any(thread.is_alive() for thread in self.threads)
+        return asked and bool(away) and going_on <= away.keys()
 
     def join(self) -> None:
         for thread in self.threads:

@@ -75,7 +75,9 @@ class LocalChannel:
             fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, READ_BYTES)
 
     def read(self, timeout: float) -> bytes | None:
-        if not select.select([self.fd], [], [], timeout)[0]:
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        if not poll.poll(timeout * 1000):
             return None
         return os.read(self.fd, READ_BYTES)
 

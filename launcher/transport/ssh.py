@@ -13,6 +13,7 @@ import logging
 import os
 import random
 import shlex
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ from launcher.transport.identity import USUAL_KEYS, Identity, Secrets
 from launcher.transport.sentences import CONNECT_S, HUNG_UP, Silence, is_silence, translated
 
 KEEPALIVE_S = 15
+DEAD_S = 45.0
 READ_COMMAND = (
     """/bin/sh -c 'read -r line; eval "$line"'"""  # the same to every shell; `read` takes one line only
 )
@@ -146,7 +148,6 @@ class SshTransport:
                 self._connection = self._open()
                 transport = self._connection.client.get_transport()
                 assert transport is not None
-                transport.set_keepalive(KEEPALIVE_S)
             return cast(paramiko.Transport, transport)
 
     def _open(self) -> Connection:
@@ -256,6 +257,7 @@ def open_one(connection: Connection) -> None:
     began = time.monotonic()
     try:
         connection.open()
+        watch_over(connection.transport)
     except paramiko.ChannelException as error:
         jump, where = connection.gateway.original_host, f"{connection.host}:{connection.port}"
         raise paramiko.SSHException(f"jump host {jump} cannot reach {where} ({error.text})") from None
@@ -265,6 +267,14 @@ def open_one(connection: Connection) -> None:
         if silent and time.monotonic() >= began + connection.connect_timeout:
             raise Silence(f"no answer within {connection.connect_timeout:g} s") from None
         raise
+
+
+def watch_over(transport: paramiko.Transport) -> None:
+    """Notice a connection that leads nowhere any more: something is sent now and then, and if nobody takes
+    it for long the kernel ends the connection, and with it whatever waits for an answer."""
+    transport.set_keepalive(KEEPALIVE_S)
+    if isinstance(transport.sock, socket.socket):
+        transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(DEAD_S * 1000))
 
 
 def close_chain(connection: Connection | str | bool) -> None:

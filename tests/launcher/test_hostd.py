@@ -22,11 +22,13 @@ from tests.launcher.ringctl import (
     lines,
     ringctl,
     run_folder,
+    start,
     state,
     wait_for,
     wait_until_final,
 )
 
+HOSTD_AS_RUN = [sys.executable, "-I", "-S", str(Path(__file__).parents[2] / "launcher" / "hostd.py")]
 HOSTD = Path(__file__).parents[2] / "launcher" / "hostd.py"
 
 
@@ -196,7 +198,8 @@ def test_when_the_warden_is_killed_the_supervisor_ends_the_run() -> None:
     pids = session_of_run(run)
     os.kill(state(run)["warden"]["pid"], signal.SIGKILL)
     wait_for(lambda: not any(is_alive(pid) for pid in pids), "the end of all of them", seconds=10)
-    assert state(run)["state"] == "stopped"
+    assert state(run)["state"] == "failed"
+    assert {e["reason"] for e in exits(events(run)).values()} == {"its supervisor was killed"}
 
 
 def test_a_run_whose_supervisors_all_died_is_lost_until_it_is_stopped() -> None:
@@ -216,6 +219,53 @@ def test_a_run_whose_supervisors_all_died_is_lost_until_it_is_stopped() -> None:
     assert len(exits(events(run))) == 1
 
 
+def test_a_run_stopped_before_its_start_reached_the_host_does_not_start() -> None:
+    request = {"run": "20260101-000000-abcd", "grace": 0.0}
+    done = subprocess.run(
+        HOSTD_AS_RUN + ["stop"], input=json.dumps(request).encode(), capture_output=True, check=True
+    )
+    assert json.loads(done.stdout.partition(b"\n")[2])["known"] is False
+    start = {**request, "attempt": 1, "name": "", "world": 1, "host": "h", "ranks": [], "env": None}
+    done = subprocess.run(
+        HOSTD_AS_RUN + ["start"], input=json.dumps(start).encode(), capture_output=True, check=False
+    )
+    assert b"it was stopped while it was starting" in done.stdout
+
+
+def test_a_run_stopped_while_its_environment_is_activated_is_stopped(tmp_path: Path) -> None:
+    prefix = tmp_path / "env"
+    (prefix / "bin").mkdir(parents=True)
+    (prefix / "bin" / "python").symlink_to(sys.executable)
+    (prefix / "etc/conda/activate.d").mkdir(parents=True)
+    (prefix / "etc/conda/activate.d/slow.sh").write_text(f"touch {tmp_path}/begun; sleep 600")
+    inventory = tmp_path / "hosts.yaml"
+    inventory.write_text(f"hosts: [{{name: here, local: true, slots: 2, env: {{conda: {prefix}}}}}]")
+    launching = start("launch", "--hosts", str(inventory), "--", "true")
+    wait_for((tmp_path / "begun").exists, "the activation")
+    ringctl("stop")
+    _, err = launching.communicate(timeout=60)
+    assert launching.returncode == 130, err
+    assert json.loads(ringctl("ps", "--json").stdout)[0]["state"] == "stopped"
+
+
+def test_a_stop_that_finds_the_supervisor_stuck_still_ends_as_a_stop() -> None:
+    run = detach(["sleep", "600"], world=1)
+    os.kill(state(run)["hostd"]["pid"], signal.SIGSTOP)
+    ringctl("stop", run, "--grace", "0")
+    assert json.loads(ringctl("status", run, "--json").stdout)["state"] == "stopped"
+
+
+def test_what_a_rank_left_behind_may_write_metrics_for_ever_and_the_run_ends() -> None:
+    flood = 'while :; do echo "{\\"step\\": 1}"; done >> $RINGCTL_METRICS & exit 0'
+    assert launch(["sh", "-c", flood], world=1)[-1]["state"] == "succeeded"
+
+
+def test_three_hundred_ranks_are_not_too_many() -> None:
+    final = exits(launch(["true"], world=300))
+    assert {event["exit_code"] for event in final.values()} == {0}
+    assert len(final) == 300
+
+
 def test_a_command_that_cannot_be_started_leaves_nothing_running(tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.write_text("#!/no/such/interpreter\n")
@@ -232,6 +282,7 @@ NOSY = """
     import numpy
     about = {
         "name": __name__, "main": __main__.__file__, "argv": sys.argv,
+        "loader": type(__loader__).__name__, "notes": __annotations__,
         "cwd": os.getcwd(), "path0": sys.path[0],
         "stdin": os.fstat(0).st_rdev, "fds": sorted(map(int, os.listdir("/proc/self/fd")))[:3],
         "session": os.getsid(0) == os.getpid(), "optimize": sys.flags.optimize,

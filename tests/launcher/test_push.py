@@ -15,7 +15,7 @@ import pytest
 from launcher import push as pushing
 from launcher.errors import InputError, RingctlError
 from tests.cluster import Cluster
-from tests.launcher.hosts import OURS, agents, inventory
+from tests.launcher.hosts import HOME, OURS, agents, inventory, write_home
 from tests.launcher.ringctl import ringctl, start, wait_for
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -265,7 +265,9 @@ def test_what_is_collected_while_it_is_counted_on_is_sent_after_all(cluster: Clu
 
 def test_old_snapshots_are_collected_but_never_that_of_a_run(cluster: Cluster) -> None:
     """Both kinds of run: a command of the user's, and the built-in trainer, which has no copy of its own."""
-    inventory(cluster, only=("server1",))
+    write_home(cluster, "server1", "python", "#!/bin/sh\nexec sleep 1000\n")  # a trainer that takes its time
+    cluster.run("server1", "chmod", "+x", "python")
+    inventory(cluster, only=("server1",), server1={"env": {"python": f"{HOME}/python"}})
     write("run.py", "pass\n")
     runs = [detach("--", "sleep", "1000"), detach("--", "--steps", "1000000")]
     used = {snapshot_of(cluster, run) for run in runs}

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import InputError
+from launcher.errors import HostError, InputError
 from launcher.transport.ssh import AT_ONCE_S, TRIES, retried
 from tests.cluster import CONTROLLER, Cluster
 from tests.launcher.hosts import (
     HOME,
+    Hosts,
     Terminal,
     agents,
     dot_ssh,
@@ -313,6 +314,7 @@ def test_no_shell_and_no_noise_changes_what_arrives(cluster: Cluster) -> None:
         "x ",
         "\t",
         "#",
+        "\udcff",
     ]
     write_home(cluster, "server1", ".bashrc", "echo noise; echo more noise >&2; printf 'no newline'\n")
     write_home(cluster, "server2", ".config/fish/config.fish", "echo fish noise\n")
@@ -451,6 +453,22 @@ def test_a_whole_launch_takes_one_connection_a_host(cluster: Cluster) -> None:
     before = {host: accepted(host) for host in cluster.names}
     ringctl("launch", "--", "true")
     assert {host: accepted(host) - before[host] for host in cluster.names} == dict.fromkeys(cluster.names, 1)
+
+
+def test_a_connection_that_leads_nowhere_any_more_is_noticed_while_a_command_runs(
+    cluster: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.transport.ssh.KEEPALIVE_S", 1)
+    monkeypatch.setattr("launcher.transport.ssh.DEAD_S", 1.5)
+    with agents() as found:
+        transport = found["server1"].transport
+        transport.run(["true"], b"", 30.0)
+        threading.Timer(0.3, cluster.cut, ["server1"]).start()
+        with pytest.raises(HostError, match="the command there ran, but the connection was lost"):
+            transport.run(["sleep", "1000"], b"", 60.0)
+    cluster.heal("server1")
+    for process in cluster.processes("server1"):
+        cluster.run("server1", "kill", str(process.host_pid), check=False)
 
 
 def test_a_host_that_restarted_in_between_is_reached_again(cluster: Cluster) -> None:

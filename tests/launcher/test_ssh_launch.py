@@ -6,6 +6,7 @@ import ipaddress
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from tests.conftest import eventually
 from tests.launcher import hosts
 from tests.launcher.conftest import become_controller
 from tests.launcher.hosts import HOME, OURS, Hosts, agents, dot_ssh, inventory
-from tests.launcher.ringctl import lines, ringctl, start, wait_for
+from tests.launcher.ringctl import RINGCTL, lines, ringctl, start, wait_for
 
 TRAIN = ("--", "--steps", "30", "--threads", "1", "--seed", "3")
 LISTEN = """
@@ -236,6 +237,24 @@ def test_ctrl_c_ends_the_run_everywhere(cluster: Cluster) -> None:
     process.communicate(timeout=60)
     assert process.returncode == 130
     assert eventually(lambda: not hosts.left_on(cluster)), hosts.left_on(cluster)
+
+
+def test_ctrl_c_is_obeyed_also_when_a_host_has_gone_for_good(cluster: Hosts, tmp_path: Path) -> None:
+    inventory(cluster, only=("server1", "server2"))
+    hosts.ssh_config("ConnectTimeout 1")
+    with (tmp_path / "out").open("wb") as out:
+        process = subprocess.Popen([*RINGCTL, "launch", "--", "sleep", "1000"], stdout=out)
+    wait_for(lambda: len(hosts.left_on(cluster)) == 2, "ranks on both hosts")
+    cluster.power_off("server2")
+    try:
+        shown = tmp_path / "out"
+        wait_for(lambda: "server2: " in shown.read_text(), "word that it is away")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+        assert "server2 cannot be reached; once that changes: ringctl stop" in shown.read_text()
+        assert eventually(lambda: not hosts.left_on(cluster)), hosts.left_on(cluster)
+    finally:
+        cluster.boot("server2")
 
 
 def test_restart_goes_on_with_the_same_hosts_and_code_as_the_next_attempt(cluster: Cluster) -> None:
