@@ -28,7 +28,6 @@ from tests.launcher.ringctl import (
     wait_until_final,
 )
 
-HOSTD_AS_RUN = [sys.executable, "-I", "-S", str(Path(__file__).parents[2] / "launcher" / "hostd.py")]
 HOSTD = Path(__file__).parents[2] / "launcher" / "hostd.py"
 
 
@@ -219,23 +218,23 @@ def test_a_run_whose_supervisors_all_died_is_lost_until_it_is_stopped() -> None:
     assert len(exits(events(run))) == 1
 
 
+def ask_hostd(command: str, request: dict[str, object]) -> bytes:
+    argv = [sys.executable, "-I", "-S", str(HOSTD), command]
+    return subprocess.run(argv, input=json.dumps(request).encode(), capture_output=True, check=False).stdout
+
+
 def test_a_run_stopped_before_its_start_reached_the_host_does_not_start() -> None:
-    request = {"run": "20260101-000000-abcd", "grace": 0.0}
-    done = subprocess.run(
-        HOSTD_AS_RUN + ["stop"], input=json.dumps(request).encode(), capture_output=True, check=True
-    )
-    assert json.loads(done.stdout.partition(b"\n")[2])["known"] is False
-    start = {**request, "attempt": 1, "name": "", "world": 1, "host": "h", "ranks": [], "env": None}
-    done = subprocess.run(
-        HOSTD_AS_RUN + ["start"], input=json.dumps(start).encode(), capture_output=True, check=False
-    )
-    assert b"it was stopped while it was starting" in done.stdout
+    request: dict[str, object] = {"run": "20260101-000000-abcd", "grace": 0.0}
+    assert json.loads(ask_hostd("stop", request).partition(b"\n")[2])["known"] is False
+    first = {**request, "attempt": 1, "name": "", "world": 1, "host": "h", "ranks": [], "env": None}
+    assert b"it was stopped while it was starting" in ask_hostd("start", first)
 
 
 def test_a_run_stopped_while_its_environment_is_activated_is_stopped(tmp_path: Path) -> None:
     prefix = tmp_path / "env"
     (prefix / "bin").mkdir(parents=True)
     (prefix / "bin" / "python").symlink_to(sys.executable)
+    (prefix / "conda-meta").mkdir()
     (prefix / "etc/conda/activate.d").mkdir(parents=True)
     (prefix / "etc/conda/activate.d/slow.sh").write_text(f"touch {tmp_path}/begun; sleep 600")
     inventory = tmp_path / "hosts.yaml"
