@@ -127,18 +127,27 @@ class SshTransport:
 
     def _execute(self, argv: Sequence[str], stdin: bytes) -> paramiko.Channel:
         """The command, started, with all of its stdin sent."""
-        transport = self._transport()
         with translated(self.host.name):
-            channel = transport.open_session(window_size=WINDOW, timeout=CONNECT_S)
+            channel = self._session()
             channel.exec_command(READ_COMMAND)
             channel.settimeout(60.0)
             try:
                 send_all(channel, command_line(argv) + stdin)
             except OSError:
-                if not (channel.closed and transport.is_active()):
+                if not (channel.closed and channel.get_transport().is_active()):
                     raise
                 # It ended without reading all of it; what it said, and its exit code, tell why.
             return channel
+
+    def _session(self) -> paramiko.Channel:
+        """On the open connection; on a new one if that turns out to have died unnoticed."""
+        transport = self._transport()
+        try:
+            return transport.open_session(window_size=WINDOW, timeout=CONNECT_S)
+        except (paramiko.SSHException, OSError, EOFError):
+            if transport.is_active():
+                raise
+        return self._transport().open_session(window_size=WINDOW, timeout=CONNECT_S)
 
     def _transport(self) -> paramiko.Transport:
         """The open connection; a dead one is replaced."""

@@ -26,10 +26,10 @@ class Process:
     argv: tuple[str, ...]
 
 
-def everything() -> Iterator[Process]:
-    """Every process of this machine that is not a zombie."""
+def everything(wanted: Callable[[int], bool] = lambda _: True) -> Iterator[Process]:
+    """Every process of this machine that is wanted, by its pid, and not a zombie."""
     for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
+        if folder.name.isdigit() and wanted(int(folder.name)):
             process = _read(folder)
             if process:
                 yield process
@@ -60,7 +60,7 @@ def sharing_pid_namespace(init: int) -> list[Process]:
     wanted = _namespace(init)
     if wanted is None:
         return []
-    return [process for process in everything() if _namespace(process.pid) == wanted]
+    return list(everything(lambda pid: _namespace(pid) == wanted))
 
 
 def _namespace(pid: int) -> str | None:

@@ -184,9 +184,9 @@ def reset(cluster: Hosts) -> None:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
-def left_on(cluster: Cluster) -> dict[str, Any]:
-    """What runs or listens on the hosts besides sshd."""
-    found: dict[str, Any] = {}
+def left_on(cluster: Cluster) -> dict[str, tuple[list[str], set[int]]]:
+    """What runs and what listens on each host besides sshd; hosts where nothing does are left out."""
+    found = {}
     for host in cluster.names:
         running = [" ".join(process.argv)[:200] for process in cluster.processes(host)]
         ports = cluster.listening_ports(host) - {22}

@@ -272,14 +272,14 @@ def test_old_snapshots_are_collected_but_never_that_of_a_run(cluster: Cluster) -
     runs = [detach("--", "sleep", "1000"), detach("--", "--steps", "1000000")]
     used = {snapshot_of(cluster, run) for run in runs}
     assert len(used) == 2
-    newest = push_nine_times()
+    newest = push_times(9)
     found = snapshots(cluster, "server1")
     assert used <= set(found)
     assert newest in found
     assert len(found) == 2 + 8 + 1  # those in use, the newest few, and the one that was just pushed
     for run in runs:
         ringctl("stop", run)
-    push_nine_times()
+    push_times(1)
     assert set(snapshots(cluster, "server1")) & used == {snapshot_of(cluster, runs[1])}, "it may be restarted"
 
 
@@ -315,11 +315,11 @@ def snapshot_of(cluster: Cluster, run: str) -> str:
     return str(json.loads(cluster.path("server1", f"{OURS}/runs/{run}/plan.json").read_text())["snapshot"])
 
 
-def push_nine_times() -> str:
-    """Nine different snapshots; the digest of the last."""
+def push_times(count: int) -> str:
+    """Different snapshots; the digest of the last."""
     digest = ""
     with agents() as found:
-        for _ in range(9):
+        for _ in range(count):
             write("only.py", os.urandom(8))
             snapshot = pushing.take(Path.cwd())
             assert isinstance(pushing.push(snapshot, found)["server1"], pushing.Pushed)

@@ -475,6 +475,6 @@ def test_a_host_that_restarted_in_between_is_reached_again(cluster: Cluster) -> 
     with agents() as found:
         transport = found["server1"].transport
         transport.run(["true"], b"", 30.0)
-        cluster.end_sessions("server1")
-        wait_for(lambda: not transport._connection.is_connected, "the drop")  # type: ignore[attr-defined]
-        assert transport.run(["hostname"], b"", 30.0).out == b"server1\n"
+        for _ in range(3):  # whether or not the drop has been noticed by then
+            cluster.end_sessions("server1")
+            assert transport.run(["hostname"], b"", 30.0).out == b"server1\n"

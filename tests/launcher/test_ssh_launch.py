@@ -26,9 +26,9 @@ from tests.conftest import eventually
 from tests.launcher import hosts
 from tests.launcher.conftest import become_controller
 from tests.launcher.hosts import HOME, OURS, Hosts, agents, dot_ssh, inventory
-from tests.launcher.ringctl import RINGCTL, lines, ringctl, start, wait_for
+from tests.launcher.ringctl import RINGCTL, lines, ringctl, wait_for
 
-TRAIN = ("--", "--steps", "30", "--threads", "1", "--seed", "3")
+TRAIN = ("--", "--steps", "12", "--threads", "1", "--seed", "3")
 LISTEN = """
 import socket, sys
 server = socket.create_server(("", 0))
@@ -230,25 +230,28 @@ def test_a_rank_that_fails_ends_the_run_on_all_hosts_and_is_named_first(cluster:
     assert eventually(lambda: not hosts.left_on(cluster)), hosts.left_on(cluster)
 
 
-def test_ctrl_c_ends_the_run_everywhere(cluster: Cluster) -> None:
-    process = start("launch", "--", "sh", "-c", "echo up; sleep 1000")
-    wait_for(lambda: all(hosts.left_on(cluster).get(host) for host in cluster.names), "ranks on all hosts")
+def launch_until_up(folder: Path, world: int) -> tuple[subprocess.Popen[bytes], Path]:
+    """An attached launch whose ranks have all been heard of, and the file that it shows them in."""
+    shown = folder / "shown"
+    with shown.open("wb") as out:
+        process = subprocess.Popen([*RINGCTL, "launch", "--", "sh", "-c", "echo up; sleep 1000"], stdout=out)
+    wait_for(lambda: shown.read_text().count("] up\n") == world, "a word of every rank")
+    return process, shown
+
+
+def test_ctrl_c_ends_the_run_everywhere(cluster: Cluster, tmp_path: Path) -> None:
+    process, _ = launch_until_up(tmp_path, 4)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.wait(timeout=60) == 130
     assert eventually(lambda: not hosts.left_on(cluster)), hosts.left_on(cluster)
 
 
 def test_ctrl_c_is_obeyed_also_when_a_host_has_gone_for_good(cluster: Hosts, tmp_path: Path) -> None:
     inventory(cluster, only=("server1", "server2"))
-    hosts.ssh_config("ConnectTimeout 1")
-    with (tmp_path / "out").open("wb") as out:
-        process = subprocess.Popen([*RINGCTL, "launch", "--", "sleep", "1000"], stdout=out)
-    wait_for(lambda: len(hosts.left_on(cluster)) == 2, "ranks on both hosts")
-    cluster.power_off("server2")
+    process, shown = launch_until_up(tmp_path, 2)
+    cluster.kill_host("server2")
     try:
-        shown = tmp_path / "out"
-        wait_for(lambda: "server2: " in shown.read_text(), "word that it is away")
+        wait_for(lambda: "ringctl: server2: " in shown.read_text(), "word that it is away")
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 130
         assert "server2 cannot be reached; once that changes: ringctl stop" in shown.read_text()
