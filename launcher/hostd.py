@@ -39,6 +39,7 @@ SENTINEL = b"--ringctl-hostd--\n"
 SEGMENT_BYTES = 64 << 20  # a log segment is closed and never touched again once it is this long
 LONGEST_LINE = 32 << 20  # a line without an end is passed on in pieces of this size
 READ_BYTES = 1 << 20
+REQUEST_S = 60  # whoever began to ask and says no more has gone without a word
 TICK_S = 0.2  # metrics are looked at this often
 HEARTBEAT_S = 1.0  # state.json is written at least this often
 SETTLE_S = 1.0  # after the first failure the other ranks may fail by themselves this long
@@ -1534,7 +1535,9 @@ def main() -> int:
         prefork()
         return 0
     commands = {"start": command_start, "follow": command_follow, "runs": command_runs, "stop": command_stop}
+    signal.alarm(REQUEST_S)
     request = json.loads(sys.stdin.buffer.read() or b"{}")
+    signal.alarm(0)
     write_all(1, SENTINEL)
     try:
         answer = commands[command](request)

@@ -30,9 +30,12 @@ def cluster(
     """The hosts, a home with what is needed to reach them, an inventory that ringctl finds by itself, and an
     empty project folder to be in."""
     become_controller(four_hosts, tmp_path, monkeypatch)
-    yield four_hosts
-    assert eventually(lambda: not hosts.left_on(four_hosts), 10.0), hosts.left_on(four_hosts)
-    hosts.reset(four_hosts)
+    try:
+        yield four_hosts
+        hosts.mend(four_hosts)
+        assert eventually(lambda: not hosts.left_on(four_hosts), 10.0), hosts.left_on(four_hosts)
+    finally:
+        hosts.reset(four_hosts)
 
 
 def become_controller(cluster: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import os
 import pty
 import select
 import shutil
+import signal
 import subprocess
 import termios
 import time
@@ -103,7 +104,10 @@ class Terminal:
     def expect(self, text: str, seconds: float = 30.0) -> None:
         deadline = time.monotonic() + seconds
         while text not in self.seen:
-            assert self._read(deadline), f"waited in vain for {text!r}; there was {self.seen!r}"
+            if not self._read(deadline):
+                self.process.kill()
+                self.process.wait()
+                raise AssertionError(f"waited in vain for {text!r}; there was {self.seen!r}")
 
     def type(self, text: str) -> None:
         os.write(self.fd, text.encode())
@@ -172,13 +176,21 @@ class Hosts(Cluster):
         super()._block(host, *blocks)
 
 
-def reset(cluster: Hosts) -> None:
-    """Every cable in, no rule, and homes as on the first day."""
+def mend(cluster: Hosts) -> None:
+    """Every cable in, no rule, and no connection that one end of does not know the other is gone."""
     while cluster.touched:
         host = cluster.touched.pop()
         cluster.heal(host)
         cluster.clear_rules(host)
+        cluster.end_sessions(host)
+
+
+def reset(cluster: Hosts) -> None:
+    """Nothing runs, and homes are as on the first day."""
     for host in cluster.names:
+        for process in cluster.processes(host):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
         for path in cluster.path(host, HOME).iterdir():
             if path.name != ".ssh":
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
