@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -109,7 +110,8 @@ class Side:
             self.end(process)
 
     def end(self, process: subprocess.Popen[bytes]) -> None:
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it ends by itself once the run is over
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         for name in self.cluster.names:
             self.cluster.end_sessions(name)
