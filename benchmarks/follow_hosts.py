@@ -114,4 +114,5 @@ class Side:
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         for name in self.cluster.names:
-            self.cluster.end_sessions(name)
+            with contextlib.suppress(ProcessLookupError):  # a session that ended while it was looked for
+                self.cluster.end_sessions(name)
