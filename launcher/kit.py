@@ -34,7 +34,6 @@ INSTALL = """
 import json, os, shutil, sys, tempfile
 os.umask(0o077)
 folder, files = os.path.expanduser(sys.argv[1]), json.loads(sys.stdin.buffer.read())
-os.umask(0o077)
 os.makedirs(os.path.dirname(folder), exist_ok=True)
 beside = tempfile.mkdtemp(dir=os.path.dirname(folder))
 for name, text in files.items():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from launcher.model import Host
 
 if TYPE_CHECKING:
-    from launcher.transport.ssh import Settings
+    from launcher.transport.connect import Settings
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,8 @@ class Pool:
             from launcher.transport.local import LocalTransport
 
             return LocalTransport(host)
-        from launcher.transport.ssh import Settings, SshTransport
+        from launcher.transport.connect import Settings
+        from launcher.transport.ssh import SshTransport
 
         self._settings = self._settings or Settings(no_input=self._no_input)
         return SshTransport(host, self._settings)

@@ -16,7 +16,8 @@ from tests.launcher import hosts
 
 @pytest.fixture(scope="session")
 def four_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hosts.Hosts]:
-    with hosts.Hosts(4, folder=tmp_path_factory.mktemp("hosts") / "cluster") as cluster:
+    cluster = hosts.Hosts(4, folder=tmp_path_factory.mktemp("hosts") / "cluster")
+    with cluster:
         yield cluster
 
 

@@ -66,7 +66,7 @@ def test_only_render_imports_rich() -> None:
 
 def test_only_the_ssh_transport_imports_fabric_and_paramiko() -> None:
     found = importers(PROJECT, "launcher", "fabric", "paramiko", "invoke")
-    parts = ("ssh", "sshconfig", "hostkeys", "identity", "sentences")
+    parts = ("ssh", "connect", "sshconfig", "hostkeys", "identity", "sentences")
     assert set(found) <= {f"launcher/transport/{part}.py" for part in parts}, found
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -184,13 +185,14 @@ def test_damage_on_a_host_is_noticed_and_repaired(cluster: Cluster) -> None:
         (place / name).chmod(0o644)
         (place / name).write_text(text)
 
-    for damage in (
+    damages: tuple[Callable[[], object], ...] = (
         lambda: edit("a.py", "print('evil')\n"),  # through the link also the content itself
         lambda: edit("b.sh", "echo c\n"),
         lambda: (place / "c.py").unlink(),
         lambda: (place / "b.sh").chmod(0o444),
         lambda: shutil.rmtree(place),
-    ):
+    )
+    for damage in damages:
         damage()
         assert not place.exists() or tree(place) != whole
         push_here()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import HostError, InputError
-from launcher.transport.ssh import AT_ONCE_S, TRIES, retried
+from launcher.transport.connect import AT_ONCE_S, TRIES, retried
 from tests.cluster import CONTROLLER, Cluster
 from tests.launcher.hosts import (
     HOME,
@@ -393,8 +393,8 @@ def test_every_way_to_fail_is_one_sentence_and_the_other_hosts_are_asked(
 def test_a_server_that_takes_connections_and_says_nothing_is_given_up_on(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.transport.ssh.CONNECT_S", 0.5)
-    monkeypatch.setattr("launcher.transport.ssh.AT_ONCE_S", 0.2)
+    monkeypatch.setattr("launcher.transport.connect.CONNECT_S", 0.5)
+    monkeypatch.setattr("launcher.transport.connect.AT_ONCE_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         inventory(cluster, server1={"address": "127.0.0.1", "port": server.getsockname()[1]})
         assert refusal("server1").message == "server1: no answer within 0.5 s"
@@ -429,8 +429,8 @@ def test_a_server_that_drops_connections_at_random_is_asked_again(cluster: Clust
 
 def test_only_what_fails_at_once_is_tried_again_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     now, calls = [0.0], []
-    monkeypatch.setattr("launcher.transport.ssh.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("launcher.transport.ssh.time.sleep", lambda seconds: calls.append(seconds))
+    monkeypatch.setattr("launcher.transport.connect.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("launcher.transport.connect.time.sleep", lambda seconds: calls.append(seconds))
 
     def hang_up(after: float) -> None:
         now[0] += after
@@ -458,8 +458,8 @@ def test_a_whole_launch_takes_one_connection_a_host(cluster: Cluster) -> None:
 def test_a_connection_that_leads_nowhere_any_more_is_noticed_while_a_command_runs(
     cluster: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.transport.ssh.KEEPALIVE_S", 1)
-    monkeypatch.setattr("launcher.transport.ssh.DEAD_S", 1.5)
+    monkeypatch.setattr("launcher.transport.connect.KEEPALIVE_S", 1)
+    monkeypatch.setattr("launcher.transport.connect.DEAD_S", 1.5)
     with agents() as found:
         transport = found["server1"].transport
         transport.run(["true"], b"", 30.0)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from launcher import render, run
+from launcher import render, run, runs
 from launcher.agent import Agent
 from launcher.errors import HostError, RingctlError
 from launcher.inventory import load
@@ -308,7 +308,7 @@ def test_a_port_that_is_taken_in_between_is_replaced(
         running = [state for state in found["server1"].runs()["runs"] if state["state"] == "running"]
         assert [state["run"] for state in running] == [plan.run]
     finally:
-        run.stop(found, plan.run, 0.0)
+        runs.stop(found, plan.run, 0.0)
         pool.close()
     assert cluster.listening_ports("server1") == {22, taken}
 

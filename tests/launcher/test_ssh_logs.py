@@ -153,6 +153,7 @@ def test_logs_of_a_run_that_is_over_are_whole_and_downloaded_byte_for_byte(
         r"printf 'plain\n\377\000odd\r\n  spaces  \n' | tee -a ~/written; printf 'no end' | tee -a ~/written"
     )
     ringctl("launch", "--", "sh", "-c", odd)
+    assert "succeeded" in ringctl("status").stdout  # from now on no host need be asked how it ended
     for host in cluster.names:
         cluster.run(host, "rm", "-r", f"{OURS}/kit")
     ringctl("logs", "--download", str(tmp_path / "logs"))
