@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-HOST_SIDE := launcher/hostd.py launcher/hoststore.py launcher/hostenv.py launcher/preflight/probe.py
+HOST_SIDE := $(addprefix launcher/,hostd.py hoststore.py hostenv.py hostlook.py preflight/probe.py preflight/hostfacts.py preflight/mesh.py)
 SOURCES := launcher trainer tests benchmarks scripts
 
 .PHONY: help demo test lint bench cluster cluster-down clean

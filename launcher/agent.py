@@ -1,4 +1,4 @@
-"""Talks to ringctl's own programs on one host: the supervisor (hostd), the probe and the code store."""
+"""Talks to ringctl's own programs on one host: the supervisor (hostd), the probe, the code store."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 from launcher import kit
 from launcher.errors import HostError, RingctlError
-from launcher.model import Facts, Host, from_json
-from launcher.transport import Channel, Pool, Transport
+from launcher.model import Host
+from launcher.transport import Channel, Completed, Pool, Transport
 
 SENTINEL = b"--ringctl-hostd--\n"
 ANSWER_S = 60.0  # by then a host has answered, or something is wrong with it
@@ -31,18 +31,11 @@ class Agent:
         self.host = host
         self.transport = transport
 
-    def facts(
-        self, peers: list[str], code: dict[str, Any] | None = None
-    ) -> tuple[Facts, dict[str, Any] | None]:
-        """What planning needs to know; and, for the snapshot `code`, what the code store lacks of it. Both in
-        one process there, because a host's Python takes longer to start than to answer."""
-        request = {"peers": peers}
-        if code is None or self.host.local:
-            answer, lacking = self.ask("preflight/probe.py", [], request), None
-        else:
-            argv = [*self.transport.program("preflight/probe.py")[:-1], "probe,hoststore:check"]
-            answer, lacking = self._run("preflight/probe.py", argv, [request, code], b"", ANSWER_S)
-        return from_json(Facts, {**answer, "host": self.host.name}), lacking
+    def converse(self, source: str, calls: str, requests: list[dict[str, Any]]) -> Conversation:
+        """Begin one with our host-side files; `calls` names those that take a request each, the last of
+        which, `source`, goes on listening."""
+        argv = [*self.transport.program(source)[:-1], calls]
+        return Conversation(self.transport, source, argv, requests)
 
     def start(self, request: dict[str, Any]) -> dict[str, Any]:
         return self.ask("hostd.py", ["start"], request)
@@ -76,7 +69,7 @@ class Agent:
         self, source: str, argv: list[str], requests: list[dict[str, Any]], body: bytes, timeout: float
     ) -> list[dict[str, Any]]:
         """An answer for each request; our files are put there first if they are missing."""
-        stdin = b"".join(json.dumps(request).encode() + b"\n" for request in requests) + body
+        stdin = b"".join(map(line, requests)) + body
         began = time.monotonic()
         done = self.transport.run(argv, stdin, timeout)
         if os.environ.get("RINGCTL_VERBOSE"):
@@ -86,24 +79,83 @@ class Agent:
             self.transport.install()
             done = self.transport.run(argv, stdin, timeout)
         texts = done.out.split(SENTINEL)[1:]
-        answers = [self._decode(text) for text in texts]
-        for answer in answers:
-            if answer.get("kind") == "error":
-                raise RingctlError(f"{self.host.name}: {answer['error']}")
+        answers = [decoded(self.host.name, text) for text in texts]
         if len(answers) != len(requests):
-            raise HostError(
-                self.host.name,
-                f"ringctl's {source} did not run there with {self.host.python}; it said: {done.last_words}",
-                fix="name a Python 3.8 or newer as `python` of the host in the inventory",
-            )
+            raise not_run(self.host, source, done.out, done.last_words)
         return answers
 
-    def _decode(self, text: bytes) -> dict[str, Any]:
-        """One answer; HostError for whatever else came."""
-        try:
-            answer = json.loads(text[:LARGEST_ANSWER])
-        except (ValueError, RecursionError):
-            raise HostError(self.host.name, f"an answer that is not JSON: {text[:80]!r}") from None
-        if not isinstance(answer, dict):
-            raise HostError(self.host.name, f"an answer that is not an object: {text[:80]!r}")
-        return answer
+
+class Conversation:
+    """Questions and answers with one process on a host."""
+
+    def __init__(
+        self, transport: Transport, source: str, argv: list[str], requests: list[dict[str, Any]]
+    ) -> None:
+        self.transport, self.source, self.host = transport, source, transport.host
+        self.noise = b""  # what a login shell printed before the first answer
+        self._argv, self._stdin = argv, b"".join(map(line, requests))
+        self._begun, self._installed, self._rest = False, False, b""
+        self._channel = transport.stream(argv, self._stdin, more=True)
+
+    def say(self, request: dict[str, Any]) -> None:
+        self._channel.send(line(request))
+
+    def answer(self, seconds: float) -> dict[str, Any]:
+        """The next one; raises HostError if none comes in time, or none that can be read."""
+        deadline = time.monotonic() + seconds
+        while True:
+            before, found, after = self._rest.partition(SENTINEL)
+            text, ended, rest = after.partition(b"\n")
+            if found and ended:
+                self.noise, self._begun = (self.noise if self._begun else before), True
+                self._rest = rest
+                return decoded(self.host.name, text)
+            data = self._channel.read(max(0.0, deadline - time.monotonic()))
+            if data is None:
+                raise HostError(self.host.name, f"no answer within {seconds:.0f} s")
+            if not data:
+                self._ended_early()
+            self._rest += data
+            if len(self._rest) > LARGEST_ANSWER:
+                raise HostError(self.host.name, "an answer without an end")
+
+    def _ended_early(self) -> None:
+        """Put our files there and begin again if that is why; raise HostError if it is not."""
+        if kit.MISSING not in self._rest or self._installed:
+            said = Completed(1, self._rest, self._channel.errors()).last_words
+            raise not_run(self.host, self.source, self._rest, said)
+        self._channel.close()
+        self.transport.install()
+        self._installed, self._rest = True, b""
+        self._channel = self.transport.stream(self._argv, self._stdin, more=True)
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def line(request: dict[str, Any]) -> bytes:
+    return json.dumps(request).encode() + b"\n"
+
+
+def decoded(host: str, text: bytes) -> dict[str, Any]:
+    """One answer; HostError for whatever else came, RingctlError for a refusal."""
+    try:
+        answer = json.loads(text[:LARGEST_ANSWER])
+    except (ValueError, RecursionError):
+        raise HostError(host, f"an answer that is not JSON: {text[:80]!r}") from None
+    if not isinstance(answer, dict):
+        raise HostError(host, f"an answer that is not an object: {text[:80]!r}")
+    if answer.get("kind") == "error":
+        raise RingctlError(f"{host}: {answer['error']}")
+    return answer
+
+
+def not_run(host: Host, source: str, out: bytes, said: str) -> HostError:
+    """Why one of our files has not answered."""
+    newer = "name a Python 3.8 or newer as `python` of the host in the inventory"
+    _, old, version = out.partition(kit.OLD)
+    if old:
+        number = version.split(b"\n")[0].decode(errors="replace")[:10]
+        return HostError(host.name, f"{host.python} there is Python {number}", fix=newer, kind="python_old")
+    words = f"ringctl's {source} did not run there with {host.python}; it said: {said}"
+    return HostError(host.name, words, fix=newer, kind="python_old")

@@ -8,15 +8,19 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher import hostlist
 from launcher import inventory as inventories
 from launcher.errors import InputError
 from launcher.model import EnvSpec, Host, Inventory
-from launcher.plan import is_trainer
+from launcher.plan import LaunchOptions, is_trainer, place
+
+if TYPE_CHECKING:
+    from launcher.push import Snapshot
 
 TRAINER = str(Path(__file__).resolve().parent.parent / "trainer" / "__main__.py")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -92,6 +96,51 @@ def inventory(where: Where, local: bool, world: int | None) -> Inventory:
     return replace(here, hosts=tuple(with_local_env(host) for host in here.hosts))
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A run as the user wants it."""
+
+    inventory: Inventory
+    options: LaunchOptions
+    snapshot: Snapshot | None  # of the code, where it has to travel
+
+
+def run(
+    where: Where,
+    command: tuple[str, ...],
+    *,
+    local: bool = False,
+    world: int | None = None,
+    name: str = "",
+    master_port: int | None = None,
+    prefork: bool = True,
+    variables: Mapping[str, str] | None = None,
+) -> Asked:
+    """What `launch` and `preflight` are told, checked as far as this machine can."""
+    from launcher import push
+    from launcher.run import new_run_id
+
+    hosts = inventory(where, local, world)
+    place(hosts, world)
+    away = not all(host.local for host in hosts.hosts)
+    check_command(command, away=away)
+    snapshot = push.of_command(command, TRAINER) if away else None
+    options = LaunchOptions(
+        run=new_run_id(),
+        name=run_name(name),
+        command=command,
+        trainer=TRAINER,
+        world=world,
+        master_port=master_port,
+        prefork=prefork,
+        workdir=folder(),
+        code=snapshot.digest if snapshot else "",
+        code_files=frozenset(entry.path for entry in snapshot.entries) if snapshot else frozenset(),
+        variables=variables or {},
+    )
+    return Asked(hosts, options, snapshot)
+
+
 def with_local_env(host: Host) -> Host:
     """On this machine, ranks run in the environment the user is in, unless the inventory says otherwise."""
     return replace(host, env=EnvSpec("python", local_python())) if host.local and host.env is None else host
@@ -138,10 +187,11 @@ def variables(pairs: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def check_command(command: tuple[str, ...]) -> None:
-    """Refuse a command that cannot start, or trainer options that the trainer would refuse."""
+def check_command(command: tuple[str, ...], *, away: bool = False) -> None:
+    """Refuse a command that cannot start, or trainer options that the trainer would refuse. When `away`, the
+    data are looked for on the hosts, not here."""
     if is_trainer(command):
-        check_trainer(command)
+        check_trainer(command, "--check-options" if away else "--check")
         return
     program, *rest = command
     if not program or "\0" in "".join(command):
@@ -170,11 +220,10 @@ def script_of(words: list[str]) -> str:
     return ""
 
 
-def check_trainer(options: tuple[str, ...]) -> None:
+def check_trainer(options: tuple[str, ...], how: str) -> None:
     """Let the trainer itself judge its options; it does that without importing torch."""
-    done = subprocess.run(
-        [sys.executable, "-S", TRAINER, "--check", *options], capture_output=True, text=True, check=False
-    )
+    argv = [sys.executable, "-S", TRAINER, how, *options]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
         raise InputError(
             done.stderr.strip() or f"the trainer refused its options (exit code {done.returncode})"

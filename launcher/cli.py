@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher import __version__, cli_env, cli_hosts
+from launcher import __version__, cli_env, cli_hosts, cli_preflight
 from launcher.cli_shared import (
     agents_of,
     all_runs,
@@ -30,9 +30,8 @@ from launcher.cli_shared import (
 from launcher.errors import HostError, InputError, RingctlError
 
 if TYPE_CHECKING:
-    from launcher.model import Inventory, Plan
-    from launcher.plan import LaunchOptions
-    from launcher.push import Snapshot
+    from launcher.ask import Asked
+    from launcher.model import Plan
 
 
 def main() -> None:
@@ -109,6 +108,9 @@ def cli(no_input: bool, verbose: bool) -> None:  # noqa: ARG001 - read from the 
 @click.option("--commands", is_flag=True, help="With --dry-run: as shell commands to start it by hand.")
 @click.option("--env", "-e", "variables", multiple=True, metavar="NAME=VALUE", help="Set for every rank.")
 @click.option("--master-port", type=click.IntRange(1, 65535), help="A free one by default.")
+@click.option(
+    "--skip-preflight", is_flag=True, help="Start unchecked: what preflight would name then fails in the run."
+)
 @click.option("--prefork/--no-prefork", default=True, help="Import torch once a host and fork the ranks.")
 @click.option("-v", "--verbose", is_flag=True, help="Also show the plan's environment.")
 @json_option
@@ -122,6 +124,7 @@ def launch(
     commands: bool,
     variables: tuple[str, ...],
     master_port: int | None,
+    skip_preflight: bool,
     prefork: bool,
     verbose: bool,
     as_json: bool,
@@ -135,39 +138,28 @@ def launch(
 
     Ctrl-C stops the run; a second Ctrl-C kills it. If ringctl itself goes away the run goes on.
     """
-    from launcher import ask, push, run
-    from launcher.plan import LaunchOptions, place
+    from launcher import ask, run
 
     if commands and not dry_run:
         raise InputError("--commands shows how to start by hand; write --dry-run --commands")
-    inventory = ask.inventory(ask.Where(**where), local, world)
-    place(inventory, world)
-    ask.check_command(command)
-    away = not all(host.local for host in inventory.hosts)
-    snapshot = push.of_command(command, ask.TRAINER) if away else None
-    options = LaunchOptions(
-        run=run.new_run_id(),
-        name=ask.run_name(name),
-        command=command,
-        trainer=ask.TRAINER,
+    asked = ask.run(
+        ask.Where(**where),
+        command,
+        local=local,
         world=world,
+        name=name,
         master_port=master_port,
         prefork=prefork,
-        workdir=ask.folder(),
-        code=snapshot.digest if snapshot else "",
-        code_files=frozenset(entry.path for entry in snapshot.entries) if snapshot else frozenset(),
         variables=ask.variables(variables),
     )
     if dry_run:
-        plan = run.prepare(inventory, options, pool()).plan
+        plan = run.prepare(asked.inventory, asked.options, pool()).plan
         show_plan(plan, as_json, commands, verbose)
         return 0
-    return launch_and_watch(inventory, options, snapshot, detach=detach, as_json=as_json)
+    return launch_and_watch(asked, preflight=not skip_preflight, detach=detach, as_json=as_json)
 
 
-def launch_and_watch(
-    inventory: Inventory, options: LaunchOptions, snapshot: Snapshot | None, *, detach: bool, as_json: bool
-) -> int:
+def launch_and_watch(asked: Asked, *, preflight: bool, detach: bool, as_json: bool) -> int:
     """Start the run and, unless it is to go on by itself, show it to its end; the exit code."""
     from launcher import fold, render, run
 
@@ -175,7 +167,9 @@ def launch_and_watch(
     screen = render.screen_for(as_json)
     before = signal.signal(signal.SIGINT, interrupts)
     try:
-        plan, agents = run.launch(inventory, options, pool(), snapshot, screen)
+        plan, agents = run.launch(
+            asked.inventory, asked.options, pool(), asked.snapshot, screen, preflight=preflight
+        )
         if detach and not interrupts.count:
             show_detached(plan, as_json)
             return 0
@@ -404,11 +398,13 @@ def restart(run: str, detach: bool, as_json: bool) -> int:
     if snapshot and snapshot.digest != record.options.code:
         snapshot = None  # what is here has changed since; the hosts have the run's own
     options = replace(record.options, attempt=record.plan.attempt + 1)
-    return launch_and_watch(record.inventory, options, snapshot, detach=detach, as_json=as_json)
+    asked = ask.Asked(record.inventory, options, snapshot)
+    return launch_and_watch(asked, preflight=True, detach=detach, as_json=as_json)
 
 
 # --- hosts ---------------------------------------------------------------------------------------
 
+cli.add_command(cli_preflight.preflight)
 cli.add_command(cli_hosts.trust)
 cli.add_command(cli_hosts.execute)
 cli.add_command(cli_hosts.push)

@@ -1,6 +1,6 @@
 """The Python environment of the ranks on all hosts: read its file, create it, compare what hosts have.
 
-Finding and activating it is done on the hosts, by hostd.py and hostenv.py.
+Finding and activating it is done on the hosts, by hostd.py, hostlook.py and hostenv.py.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def check(agents: Mapping[str, Agent], packages: Sequence[str]) -> dict[str, Loo
     def look(name: str) -> Look:
         env = agents[name].host.env
         request = {"env": to_json(env) if env else None, "packages": list(packages)}
-        return from_json(Look, agents[name].ask("hostenv.py", ["check"], request, timeout=CHECK_S))
+        return from_json(Look, agents[name].ask("hostlook.py", [], request, timeout=CHECK_S))
 
     return fan_out(agents, look)
 

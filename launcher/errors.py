@@ -42,6 +42,7 @@ class HostError(RingctlError):
 
     exit_code = 4
 
-    def __init__(self, host: str, message: str, *, fix: str = "") -> None:
+    def __init__(self, host: str, message: str, *, fix: str = "", kind: str = "ssh_connect") -> None:
         super().__init__(f"{host}: {message}", fix=fix)
-        self.host = host
+        self.host, self.words = host, message
+        self.kind = kind  # the check that it fails

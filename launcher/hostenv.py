@@ -1,12 +1,11 @@
-"""The ranks' environment on a host: made and looked at. One file, standard library only, Python 3.8 and up.
+"""The ranks' environment on a host: made. One file, standard library only, Python 3.8 and up.
 
 It is pushed beside hostd.py, and finds and activates environments with hostd's own functions, so that what
-is created and checked here is what a run will start in. One JSON request on stdin; the answer is on stdout
+is created here is what a run will start in. One JSON request on stdin; the answer is on stdout
 after a line that reads SENTINEL.
 
     ready    whether the environment is what the file asks for already
     create   make it so: {"kind": "step" | "output" | "tick"} lines while it goes, then "done" or "error"
-    check    which Python and packages it has, asked of its own Python
 
     ~/.ringctl/envs/NAME/    record.json (how far we came, for which file), log, lock, venv-*/
     ~/.ringctl/venvs/NAME    where there is no conda: a link to the newest finished venv-*, replaced whole
@@ -37,7 +36,6 @@ hostd: Any = importlib.import_module("hostd")  # beside this file on a host; the
 LAST_LINES = 12  # of a tool's output, when it fails
 LONGEST = 160  # of such a line
 OUTPUT_EVERY_S = 1.0
-LOOK_S = 30.0
 GRACE_S = 3.0
 QUIET = {
     "CONDA_ALWAYS_YES": "true",  # as variables: `conda env update` and older ones do not know --yes
@@ -350,57 +348,11 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.stdout.close()
 
 
-# --- check ---------------------------------------------------------------------------------------
-
-# Runs in the environment's own Python, which need not be one that this file runs in.
-LOOK = """
-import json, os, sys
-try:
-    from importlib.metadata import PackageNotFoundError, version
-except ImportError:
-    version = None
-packages = {}
-for name in sys.argv[2:]:
-    try:
-        packages[name] = version(name) if version else None
-    except PackageNotFoundError:
-        packages[name] = None
-print(sys.argv[1] + json.dumps({
-    "python": "%d.%d.%d" % sys.version_info[:3], "executable": sys.executable,
-    "machine": os.uname().machine, "packages": packages}))
-"""
-
-
-def command_check(request: dict[str, Any]) -> dict[str, Any]:
-    """Versions from the packages' own records: importing torch would take seconds and tell no more."""
-    environ = hostd.activate(request["env"], hostd.clean_environ(dict(os.environ)))
-    names = [request["env"]["value"]] if request["env"] and request["env"]["kind"] == "python" else []
-    path = environ.get("PATH", os.defpath)
-    found = [hostd.find_program(name, path, os.getcwd()) for name in names + ["python", "python3"]]
-    python = next(filter(None, found), None)
-    if python is None:
-        raise hostd.Refused("there is no Python on PATH; name an `env` for this host in the inventory")
-    argv = [python, "-c", LOOK, hostd.SENTINEL.decode()] + request["packages"]
-    pipe = subprocess.PIPE
-    try:
-        done = subprocess.run(
-            argv, env=environ, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, timeout=LOOK_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise hostd.Refused(f"{python} did not answer within {LOOK_S:g} s") from None
-    _, told, text = done.stdout.partition(hostd.SENTINEL)
-    if not told:
-        said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
-        raise hostd.Refused(f"{python} does not work; it said: {said[0]}")
-    answer: dict[str, Any] = json.loads(text)
-    return answer
-
-
 # --- main ----------------------------------------------------------------------------------------
 
 
 def main() -> int:
-    commands = {"ready": command_ready, "create": command_create, "check": command_check}
+    commands = {"ready": command_ready, "create": command_create}
     request = json.loads(sys.stdin.buffer.readline() or b"{}")
     hostd.write_all(1, hostd.SENTINEL)
     try:

@@ -267,6 +267,7 @@ def main() -> int:
     except zlib.error as error:
         answer = {"kind": "error", "error": f"the push was garbled on the way: {error}"}
     sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+    sys.stdout.buffer.flush()
     return 0
 
 

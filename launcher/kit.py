@@ -7,24 +7,39 @@ import json
 import os
 
 PACKAGE = os.path.dirname(os.path.abspath(__file__))
-FILES = ("hostd.py", "preflight/probe.py", "hoststore.py", "hostenv.py")
+FILES = (
+    "hostd.py",
+    "hoststore.py",
+    "hostenv.py",
+    "hostlook.py",
+    "preflight/probe.py",
+    "preflight/hostfacts.py",
+    "preflight/mesh.py",
+)
+
+HERE = os.pathsep.join(dict.fromkeys(os.path.dirname(os.path.join(PACKAGE, file)) for file in FILES))
 
 MISSING = b"--ringctl-missing--\n"
 
-# Runs a file of the kit, or several in one process ("probe,hoststore:check"), each with its line of stdin.
-# Imported rather than run as a script, so that Python keeps its compiled form.
+# Runs a file of the kit, or several in one process ("hoststore:check,probe"), each with its line of stdin.
+# Imported rather than run as a script, so that Python keeps its compiled form. These lines are read by
+# whatever Python a host has, so they are such that a very old one can still say that it is.
+OLD = b"--ringctl-old--"
 RUN = """
 import os, sys
-sys.path.insert(0, os.path.expanduser(sys.argv.pop(1)))
+if sys.version_info < (3, 8):
+    sys.stdout.write("--ringctl-old--%d.%d\\n" % tuple(sys.version_info[:2]))
+    sys.exit(1)
+sys.path[:0] = [os.path.expanduser(folder) for folder in sys.argv.pop(1).split(os.pathsep)]
 code = 0
 for call in sys.argv.pop(1).split(","):
-    name, *words = call.split(":")
+    words = call.split(":")
     try:
-        module = __import__(name)
+        module = __import__(words[0])
     except ImportError:
-        print("--ringctl-missing--", flush=True)
+        sys.stdout.write("--ringctl-missing--\\n")
         break
-    sys.argv[1:] = words or sys.argv[1:]
+    sys.argv[1:] = words[1:] or sys.argv[1:]
     code = module.main() or code
 sys.exit(code)
 """

@@ -58,8 +58,55 @@ class Inventory:
 
 
 @dataclass(frozen=True)
+class Interface:
+    """A network interface of a host."""
+
+    name: str
+    address: str  # IPv4, "" if it has none
+    mtu: int
+    up: bool
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A place that a run writes to or reads from."""
+
+    role: Literal["home", "workdir", "data"]
+    path: str
+    free_bytes: int = 0
+    free_inodes: int = 0  # -1 where the file system has no such limit
+    problem: str = ""  # why it cannot be used, as the host says it
+
+
+@dataclass(frozen=True)
+class PortUse:
+    """The master port, looked at on the master's host."""
+
+    port: int
+    free: bool
+    owner: str = ""  # who listens there, as far as that can be seen
+    run: str = ""  # the run of ours that it belongs to
+
+
+@dataclass(frozen=True)
+class EnvLook:
+    """The ranks' environment, as its own Python sees it."""
+
+    problem: str = ""  # why there is none
+    kind: str = ""  # of that problem: "missing" or "broken"
+    python: str = ""
+    executable: str = ""
+    packages: Mapping[str, str | None] = field(default_factory=dict)
+    torchvision_for: str = ""  # the torch that its torchvision was made for
+    only_interactive: bool = False  # its conda was found only by asking an interactive shell
+    imports: Mapping[str, str] = field(
+        default_factory=dict
+    )  # with --deep: why an import failed, "" if it did not
+
+
+@dataclass(frozen=True)
 class Facts:
-    """What planning needs to know of one host, read from it."""
+    """What a host says of itself. The first part is what planning needs, the rest is for the checks."""
 
     host: str
     home: str  # absolute path of its ringctl folder
@@ -69,6 +116,66 @@ class Facts:
     ifname: str
     python: str  # the interpreter that answered
     cwd: str = ""
+
+    hostname: str = ""
+    user: str = ""
+    machine: str = ""
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # what each name means there
+    hosts_lines: tuple[str, ...] = ()  # of /etc/hosts, those about these names
+    interfaces: tuple[Interface, ...] = ()
+    routes: Mapping[str, str] = field(default_factory=dict)  # peer's address: interface towards it
+    port: PortUse | None = None
+    ephemeral: tuple[int, ...] = ()
+    memory: int = -1  # bytes that ranks may take; -1 if unknown
+    shm: int = -1  # free bytes of /dev/shm
+    folders: tuple[Folder, ...] = ()
+    nofile: tuple[int, ...] = ()  # soft, hard; -1 for no limit
+    threads: int = -1  # how many more the user may start; -1 for no limit
+    kills_on_logout: bool = False
+    cpu_flags: tuple[str, ...] = ()
+    gpus: int = 0
+    runs: tuple[str, ...] = ()  # of ringctl, going on there
+    stale: tuple[str, ...] = ()  # variables left over from torchrun
+    firewalls: tuple[str, ...] = ()  # tools for one that are there
+    env: EnvLook | None = None
+    data: Mapping[str, str] = field(default_factory=dict)  # file of the dataset: its size, or what is wrong
+    listening: tuple[int, ...] = ()  # ports where the probe waits for the other hosts
+    noise: str = ""  # what a login shell printed before the answer
+    clock_s: float | None = None  # its clock less ours
+    clock_error_s: float = 0.0  # how far off that may be
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What one host found when it dialled another."""
+
+    source: str
+    target: str
+    port: int
+    problem: str = ""  # "" if all went well
+    large: bool = True  # False if small messages arrived and a large one did not
+    latency_ms: float | None = None
+    mbit_s: float | None = None
+    seen: str = ""  # the address that the target saw it come from
+
+
+# --- Checks: what that means ---------------------------------------------------------------------
+
+Status = Literal["ok", "warn", "fail", "skip"]
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The verdict of one check about one host, or about the way from a host to a peer."""
+
+    name: str
+    host: str
+    status: Status
+    found: str = ""
+    wanted: str = ""
+    fix: str = ""  # the exact line to type, or what else to do
+    peer: str = ""
+    blocking: bool = False  # a run would not start, or would not get far
 
 
 # --- Plan: what will be done ---------------------------------------------------------------------

@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from launcher import fold, history
 from launcher.agent import Agent, agents_for
-from launcher.diagnose import Cause, Tails, first_failure
+from launcher.diagnose import Cause, Tails, absent_ranks, first_failure, standstill
 from launcher.errors import RingctlError
 from launcher.fanout import fan_out, succeeded
 from launcher.follow import follow, presence
-from launcher.model import Event, Facts, Inventory, Plan, RunState, to_json
+from launcher.model import CheckResult, Event, Inventory, Plan, RunState, to_json
 from launcher.plan import LaunchOptions, make_plan, place
+from launcher.preflight import survey as surveys
+from launcher.preflight.examine import examine, result_line
 from launcher.push import Snapshot, push
 from launcher.runs import stop
 from launcher.transport import Pool
@@ -26,6 +28,7 @@ STOPPED_EARLY = "it was stopped while it was starting"
 PORT_TRIES = 3
 SETTLE_S, FAILED_GRACE_S = 1.0, 3.0  # as hostd does it on one host
 GRACE_S = 5.0  # between TERM and KILL
+STACKS_S = 3.0  # by then every host that noticed a standstill has said where its ranks are
 
 
 class Screen(Protocol):
@@ -56,32 +59,32 @@ class Prepared:
     plan: Plan
     agents: dict[str, Agent]
     lacking: dict[str, dict[str, Any]]  # what each host's code store said of the snapshot
+    failures: tuple[CheckResult, ...] = ()  # of preflight, that do not block
 
 
 def prepare(
-    inventory: Inventory, options: LaunchOptions, pool: Pool, snapshot: Snapshot | None = None
+    inventory: Inventory,
+    options: LaunchOptions,
+    pool: Pool,
+    snapshot: Snapshot | None = None,
+    *,
+    preflight: bool = False,
 ) -> Prepared:
-    """Ask the hosts for their facts and make the plan; nothing is changed anywhere."""
-    hosts = [host for host, _ in place(inventory, options.world)]
-    agents = agents_for(hosts, pool)
-    answers = succeeded(fan_out(agents, facts_of(agents, snapshot.about() if snapshot else None)))
-    plan = make_plan(inventory, {name: facts for name, (facts, _) in answers.items()}, options)
-    return Prepared(plan, agents, {name: lacking for name, (_, lacking) in answers.items() if lacking})
-
-
-def facts_of(
-    agents: Mapping[str, Agent], code: dict[str, Any] | None
-) -> Callable[[str], tuple[Facts, dict[str, Any] | None]]:
-    """How to ask one host: it must say which of its interfaces leads to the others."""
-    named = {name: agent.host.data_address for name, agent in agents.items()}
-    found = fan_out(agents, lambda name: named[name] or agents[name].transport.address())
-    addresses = succeeded(found)
-
-    def ask(name: str) -> tuple[Facts, dict[str, Any] | None]:
-        peers = [address or agents[peer].host.address for peer, address in addresses.items() if peer != name]
-        return agents[name].facts(peers, code)
-
-    return ask
+    """Ask the hosts for their facts and make the plan; nothing is changed anywhere. With `preflight` they are
+    asked for all that could go wrong, and PreflightError says what would."""
+    placed = place(inventory, options.world)
+    agents = agents_for([host for host, _ in placed], pool)
+    code = snapshot.about() if snapshot else None
+    if preflight:
+        checked = examine(inventory, options, agents, code)
+        succeeded({**checked.survey.facts, **checked.survey.errors})
+        checked.must_pass()
+        survey, failures = checked.survey, checked.failures
+    else:
+        survey, failures = surveys.for_plan(agents, code), []
+        succeeded({**survey.facts, **survey.errors})
+    plan = make_plan(inventory, survey.facts, options)
+    return Prepared(plan, agents, dict(survey.lacking), tuple(failures))
 
 
 def start(plan: Plan, agents: Mapping[str, Agent]) -> None:
@@ -115,15 +118,23 @@ class PortTaken(RingctlError):
 
 
 def launch(
-    inventory: Inventory, options: LaunchOptions, pool: Pool, snapshot: Snapshot | None, screen: Screen
+    inventory: Inventory,
+    options: LaunchOptions,
+    pool: Pool,
+    snapshot: Snapshot | None,
+    screen: Screen,
+    *,
+    preflight: bool = True,
 ) -> tuple[Plan, dict[str, Agent]]:
-    """Plan, push and start; if a master port of our own choice was taken meanwhile, with another one."""
+    """Check, plan, push and start; with another master port where ours was taken meanwhile."""
     fixed = options.master_port or inventory.master_port
     for attempt in range(PORT_TRIES):
-        ready = prepare(inventory, options, pool, snapshot)
+        ready = prepare(inventory, options, pool, snapshot, preflight=preflight and attempt == 0)
         plan, agents = ready.plan, ready.agents
         if attempt == 0:
             screen.plan(plan)
+            for failure in ready.failures:
+                screen.note(result_line(failure))
         if snapshot is not None and ready.lacking:
             remote = {name: agents[name] for name in ready.lacking}
             succeeded(push(snapshot, remote, screen.note, ready.lacking))
@@ -144,7 +155,8 @@ def start_request(plan: Plan, host: str) -> dict[str, Any]:
     """What one host's supervisor is told."""
     own = next(h for h in plan.hosts if h.host == host)
     about = {"run": plan.run, "name": plan.name, "attempt": plan.attempt, "world": plan.world}
-    return {**about, "snapshot": plan.code, **to_json(own)}
+    watchdog = os.environ.get("RINGCTL_WATCHDOG", "")  # seconds without progress until ranks are looked at
+    return {**about, "snapshot": plan.code, "watchdog": watchdog, **to_json(own)}
 
 
 # --- Watching ------------------------------------------------------------------------------------
@@ -183,7 +195,7 @@ class Outcome:
 
 def watch(state: RunState, agents: Mapping[str, Agent], screen: Screen, interrupts: Interrupts) -> Outcome:
     """Show the run until it is over. Ctrl-C, counted by `interrupts`, stops it."""
-    tails, ender = Tails(), Ender(agents, interrupts, screen)
+    tails, ender, stalls = Tails(), Ender(agents, interrupts, screen), Stalls(screen)
     away: Mapping[str, str] = {}
     for update in follow(agents, state.run, live=True):
         for words in presence(away, update.away):
@@ -193,13 +205,56 @@ def watch(state: RunState, agents: Mapping[str, Agent], screen: Screen, interrup
             state = fold.fold(state, event)
             tails.add(event)
         screen.show(update.events, state)
+        stalls.look(update.events, state, tails, away)
         ender.look(state)
         if ender.waits_in_vain(state, away):
             hosts = ", ".join(away)
             screen.note(f"{hosts} cannot be reached; once that changes: ringctl stop {state.run}")
             break
     ender.join()
-    return outcome(state, tails)
+    return outcome(state, tails, away)
+
+
+class Stalls:
+    """Says who keeps the others waiting when a run makes no progress, and who has not come when it begins.
+    It ends nothing: what looks like a hang may only be slow."""
+
+    def __init__(self, screen: Screen) -> None:
+        self.screen = screen
+        self.say_at: float | None = None  # when enough hosts have said where their ranks are
+        self.said = ""
+
+    def look(self, events: list[Event], state: RunState, tails: Tails, away: Mapping[str, str]) -> None:
+        """Called several times a second."""
+        absent = absent_ranks(
+            e.data["text"] for e in events if e.kind == "line" and "not come" in e.data["text"]
+        )
+        if absent:
+            self.say(", ".join(whereabouts(state, rank, away) for rank in sorted(absent)))
+        running = {rank.rank for rank in state.ranks.values() if rank.state == "running"}
+        if any(event.kind == "stack" for event in events) and self.say_at is None:
+            self.say_at = time.monotonic() + STACKS_S
+        if not tails.stacks:
+            self.say_at = None
+        elif self.say_at and (running <= tails.stacks.keys() or time.monotonic() >= self.say_at):
+            self.say_at = None
+            if running and len(running) == state.world:
+                self.say(standstill(state, tails, away))
+
+    def say(self, words: str) -> None:
+        if words and words != self.said:
+            self.said = words
+            self.screen.note(words)
+
+
+def whereabouts(state: RunState, rank: int, away: Mapping[str, str]) -> str:
+    """What is known of a rank that the others wait for."""
+    missing = state.ranks.get(rank)
+    if missing is None:
+        return f"rank {rank} is not part of this run"
+    how = {"waiting": "has not been started yet", "running": "runs there but has not joined the others"}
+    word = away.get(missing.host) or how.get(missing.state, f"has {missing.state}")
+    return f"rank {rank} on {missing.host}: {word}"
 
 
 class Ender:
@@ -243,7 +298,8 @@ class Ender:
             thread.join()
 
 
-def outcome(state: RunState, tails: Tails) -> Outcome:
+def outcome(state: RunState, tails: Tails, away: Mapping[str, str] | None = None) -> Outcome:
+    """How the run ended, and why; `away` are hosts that could not be heard in the end."""
     if state.state not in fold.ENDED:
         state = replace(state, state="lost")
-    return Outcome(state, first_failure(state, tails))
+    return Outcome(state, first_failure(state, tails, away))

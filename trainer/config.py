@@ -43,7 +43,7 @@ class Config:
     world_size: int = 1
     init_method: str = ""  # where the ranks meet; "" with one rank
     gloo_socket_ifname: str = ""  # "" leaves it to the environment
-    check: bool = False  # only look at the options
+    check: str = ""  # only look: at "options", or at "all", which includes the data
 
 
 DEFAULT_EPOCHS = 3
@@ -67,7 +67,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
     given, unknown = parser.parse_known_args([_dashed(word) for word in argv])
     if unknown:
         raise InputError(_unknown_option(unknown[0], parser))
-    if given.data not in ("mini", "download"):
+    if given.data not in ("mini", "download") and given.check != "options":
         staging.find(given.data)
     # With --check nothing is about to start, and the environment is not the one of a rank.
     rank, world_size, init_method = _place(given, {} if given.check else environ)
@@ -105,8 +105,12 @@ def _parser() -> argparse.ArgumentParser:
     add(how, "seed", _whole(0, 2**32 - 1), "same seed, same ranks, same machines: same result", "N")
     add(how, "threads", _whole(1, 1024), "default: $OMP_NUM_THREADS, or as many as usable cores", "N")
     add(how, "timeout", _number(above=0, most=86400), "seconds to wait for the other ranks", "S")
+    look = {"dest": "check", "action": "store_const"}
     how.add_argument(
-        "--check", action="store_true", help="look at the options and exit: 0 if right, 2 if not"
+        "--check", const="all", default="", help="only look: exit 0 if right, 2 if not", **look
+    )
+    how.add_argument(
+        "--check-options", const="options", help="the same, without a look at the data", **look
     )
     hand = parser.add_argument_group("by hand; otherwise from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT")
     add(hand, "init-method", _tcp, "where rank 0 listens", "tcp://IP:PORT")

@@ -1,16 +1,23 @@
-"""Runs on a host and says what it finds there: one file, standard library only, Python 3.8 and up.
+"""Runs on a host and says what it finds there: standard library only, Python 3.8 and up.
 
-One JSON request on stdin (`peers`: the addresses of the other hosts), one JSON answer on stdout after
-a line that reads SENTINEL.
+A conversation of JSON lines over stdin and stdout; each answer comes after a line that reads SENTINEL.
+
+    request 1   who the peers are, and what a run will need here
+    answer 1    the facts; from now on it listens on the data interface
+    request 2   where the peers listen
+    answer 2    {"time"}, at once, to compare clocks
+    answer 3    {"pairs"}: what came of dialling each of them
+    end         stdin is closed, by a controller that has heard enough or is gone
+
+With `"only": "plan"` the first answer is the last, and only has what planning needs.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
-import random
 import socket
-import struct
 import sys
 import time
 
@@ -18,104 +25,74 @@ TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at
 if TYPE_CHECKING:
     from typing import Any
 
+hostfacts: Any = importlib.import_module("hostfacts")  # beside this file; there is no package on a host
+mesh: Any = importlib.import_module("mesh")
+
 SENTINEL = b"--ringctl-hostd--\n"
-SIOCGIFADDR = 0x8915
-PORTS_FROM = 20000  # below the usual ephemeral range, above what services use
+PATIENCE_S = 60.0  # a controller that says nothing for so long is gone
 
 
-def usable_cores() -> int:
-    """How many cores a process of ours may use: affinity, and the cgroup's share where it is less."""
-    cores = len(os.sched_getaffinity(0))
-    try:
-        with open("/sys/fs/cgroup/cpu.max") as f:
-            quota, period = f.read().split()
-        if quota != "max":
-            cores = min(cores, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):
-        pass
-    return cores
+def say(answer: dict[str, Any]) -> None:
+    sys.stdout.buffer.write(SENTINEL + json.dumps(answer).encode() + b"\n")
+    sys.stdout.buffer.flush()
 
 
-def ephemeral_range() -> tuple[int, int]:
-    try:
-        with open("/proc/sys/net/ipv4/ip_local_port_range") as f:
-            low, high = f.read().split()
-        return int(low), int(high)
-    except (OSError, ValueError):
-        return 32768, 60999
+class Listening:
+    """The sockets that peers dial: one as gloo's are, and on the master also where ranks will meet."""
 
-
-def is_free(port: int) -> bool:
-    with socket.socket() as s:
-        try:
-            s.bind(("", port))
-        except OSError:
-            return False
-    return True
-
-
-def free_port() -> int:
-    """A port that nobody listens on and that no outgoing connection will be given; 0 if there is none."""
-    low, high = ephemeral_range()
-    candidates = [port for port in range(PORTS_FROM, 65536) if not low <= port <= high]
-    random.shuffle(candidates)
-    return next((port for port in candidates if is_free(port)), 0)
-
-
-def interfaces() -> dict[str, str]:
-    """The IPv4 address of each interface that has one."""
-    found = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        import fcntl
-
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
+    def __init__(self, request: dict[str, Any], about: dict[str, Any]) -> None:
+        self.loop = mesh.Loop()
+        self.name, self.token = str(request["host"]), str(request["token"])
+        self.servers: list[socket.socket] = []
+        address = request.get("data_address") or about["data_address"]
+        ports = [0]
+        if request.get("master"):
+            ports.append(int(request.get("port") or about["free_port"]))
+        for port in ports:
             try:
-                answer = fcntl.ioctl(s.fileno(), SIOCGIFADDR, request)
+                self.servers.append(mesh.listener(address, port))
             except OSError:
-                continue
-            found[name] = socket.inet_ntoa(answer[20:24])
-    return found
+                continue  # an address that is not ours, a port that is taken: checks of their own say so
+        for server in self.servers:
+            self.loop.watch(server.fileno())
+        about["listening"] = [server.getsockname()[1] for server in self.servers]
 
+    def serve(self) -> None:
+        """Until the controller hangs up: dial when told to, be dialled at any time."""
+        stdin = sys.stdin.fileno()
+        self.loop.watch(stdin)
+        by_fd = {server.fileno(): server for server in self.servers}
+        deadline, line = time.monotonic() + PATIENCE_S, b""
+        while time.monotonic() < deadline:
+            for fd in self.loop.turn(deadline):
+                if fd in by_fd:
+                    mesh.welcome(by_fd[fd], self.loop, self.name, self.token)
+                elif fd == stdin:
+                    data = os.read(stdin, 1 << 16)
+                    if not data:
+                        return
+                    line += data
+            if line.endswith(b"\n"):
+                self.dial(json.loads(line))
+                deadline, line = time.monotonic() + PATIENCE_S, b""
 
-def source_address(peer: str) -> str:
-    """The address this host would use towards `peer`; "" if there is no route."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        try:
-            s.connect((peer, 9))  # sends nothing: only the kernel's choice of route is asked
-        except OSError:
-            return ""
-        return str(s.getsockname()[0])
-
-
-def data_path(peers: list[str]) -> tuple[str, str]:
-    """(address, interface) towards the peers; loopback when there are none."""
-    names = {address: name for name, address in interfaces().items()}
-    for peer in peers:
-        address = source_address(peer)
-        if address in names:
-            return address, names[address]
-    return "127.0.0.1", names.get("127.0.0.1", "lo")
-
-
-def facts(request: dict[str, Any]) -> dict[str, Any]:
-    address, ifname = data_path(request.get("peers") or [])
-    return {
-        "home": os.environ.get("RINGCTL_HOME") or os.path.expanduser("~/.ringctl"),
-        "cores": usable_cores(),
-        "free_port": free_port(),
-        "data_address": address,
-        "ifname": ifname,
-        "python": sys.executable,
-        "cwd": os.getcwd(),
-        "time": time.time(),
-    }
+    def dial(self, request: dict[str, Any]) -> None:
+        say({"time": hostfacts.now()})
+        self.loop.unwatch(sys.stdin.fileno())
+        pairs = mesh.dial_all(request["peers"], self.loop, self.servers, self.name, self.token)
+        self.loop.watch(sys.stdin.fileno())
+        say({"pairs": pairs})
 
 
 def main() -> int:
     request = json.loads(sys.stdin.buffer.readline() or b"{}")
-    sys.stdout.buffer.write(SENTINEL + json.dumps(facts(request)).encode() + b"\n")
-    sys.stdout.buffer.flush()
+    if request.get("only") == "plan":
+        say(hostfacts.plan_facts(request, hostfacts.interfaces()))
+        return 0
+    about = hostfacts.all_facts(request)
+    listening = Listening(request, about)
+    say(about)
+    listening.serve()
     return 0
 
 

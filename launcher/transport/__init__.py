@@ -44,6 +44,12 @@ class Channel(Protocol):
     def read(self, timeout: float) -> bytes | None:
         """What has come; None if nothing came in `timeout` seconds; b"" once it is over."""
 
+    def send(self, data: bytes) -> None:
+        """More for its stdin, where that was kept open."""
+
+    def errors(self) -> bytes:
+        """What has come on its stderr since the last call."""
+
     def close(self) -> None:
         """Stop listening; the command ends by itself when it next writes."""
 
@@ -62,8 +68,8 @@ class Transport(Protocol):
     def run(self, argv: Sequence[str], stdin: bytes, timeout: float) -> Completed:
         """Run to the end."""
 
-    def stream(self, argv: Sequence[str], stdin: bytes) -> Channel:
-        """Start, and read as it goes."""
+    def stream(self, argv: Sequence[str], stdin: bytes, more: bool = False) -> Channel:
+        """Start, and read as it goes; with `more`, its stdin is kept open."""
 
     def address(self) -> str:
         """The numeric address it was reached at; "" if that is not known (this machine, a jump host)."""

@@ -25,8 +25,7 @@ class LocalTransport:
         self.host = host
 
     def program(self, source: str) -> list[str]:
-        folder = os.path.dirname(os.path.join(kit.PACKAGE, source))
-        return [sys.executable, "-I", "-S", "-c", kit.RUN, folder, kit.module(source)]
+        return [sys.executable, "-I", "-S", "-c", kit.RUN, kit.HERE, kit.module(source)]
 
     def install(self) -> None:
         raise HostError(
@@ -43,12 +42,12 @@ class LocalTransport:
             raise HostError(self.host.name, f"no answer within {timeout:.0f} s") from None
         return Completed(process.returncode, out, err)
 
-    def stream(self, argv: Sequence[str], stdin: bytes) -> Channel:
-        process = self._start(argv)
-        assert process.stdin is not None
-        process.stdin.write(stdin)
-        process.stdin.close()
-        return LocalChannel(process)
+    def stream(self, argv: Sequence[str], stdin: bytes, more: bool = False) -> Channel:
+        channel = LocalChannel(self.host.name, self._start(argv))
+        channel.send(stdin)
+        if not more:
+            channel.end_input()
+        return channel
 
     def address(self) -> str:
         return ""
@@ -65,11 +64,11 @@ class LocalTransport:
 
 
 class LocalChannel:
-    """The output of a child process."""
+    """A child process."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, host: str, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
-        self.process = process
+        self.host, self.process = host, process
         self.fd = process.stdout.fileno()
         with contextlib.suppress(OSError):  # the usual size does as well, only slower
             fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, READ_BYTES)
@@ -81,9 +80,28 @@ class LocalChannel:
             return None
         return os.read(self.fd, READ_BYTES)
 
+    def send(self, data: bytes) -> None:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(data)
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise HostError(self.host, "the command ended before it had read all") from None
+
+    def end_input(self) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+
+    def errors(self) -> bytes:
+        assert self.process.stderr is not None
+        ready, _, _ = select.select([self.process.stderr], [], [], 0)
+        return os.read(self.process.stderr.fileno(), READ_BYTES) if ready else b""
+
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
+        self.end_input()
         for pipe in (self.process.stdout, self.process.stderr):
             assert pipe is not None
             pipe.close()

@@ -38,7 +38,15 @@ def translated(
         raise
     except (paramiko.SSHException, OSError, EOFError) as error:
         message, fix = sentence(error, host)
-        raise HostError(host, f"jump host {jump}: {message}" if jump else message, fix=fix) from None
+        words = f"jump host {jump}: {message}" if jump else message
+        raise HostError(host, words, fix=fix, kind=kind_of(error)) from None
+
+
+def kind_of(error: Exception) -> str:
+    """Which check of `ringctl preflight` it belongs to."""
+    if isinstance(error, (UnknownKey, RevokedKey, paramiko.BadHostKeyException)):
+        return "ssh_hostkey"
+    return "ssh_auth" if isinstance(error, Denied) else "ssh_connect"
 
 
 def sentence(error: Exception, host: str) -> tuple[str, str]:

@@ -77,10 +77,11 @@ class SshTransport:
             raise HostError(self.host.name, f"the command there {what}")
         return Completed(channel.exit_status, out, err)
 
-    def stream(self, argv: Sequence[str], stdin: bytes) -> Channel:
+    def stream(self, argv: Sequence[str], stdin: bytes, more: bool = False) -> Channel:
         channel = self._execute(argv, stdin)
-        channel.shutdown_write()
-        return SshChannel(channel)
+        if not more:
+            channel.shutdown_write()
+        return SshChannel(self.host.name, channel)
 
     def address(self) -> str:
         """Where the connection goes; "" through a jump host, whose view of the address may not be ours."""
@@ -155,10 +156,10 @@ class SshTransport:
 
 
 class SshChannel:
-    """The output of a command on a host."""
+    """A command on a host."""
 
-    def __init__(self, channel: paramiko.Channel) -> None:
-        self._channel = channel
+    def __init__(self, host: str, channel: paramiko.Channel) -> None:
+        self._host, self._channel = host, channel
 
     def read(self, timeout: float) -> bytes | None:
         self._channel.settimeout(timeout)
@@ -166,6 +167,14 @@ class SshChannel:
             return self._channel.recv(1 << 18)
         except TimeoutError:
             return None
+
+    def send(self, data: bytes) -> None:
+        with translated(self._host):
+            self._channel.settimeout(CONNECT_S)
+            send_all(self._channel, data)
+
+    def errors(self) -> bytes:
+        return self._channel.recv_stderr(1 << 18) if self._channel.recv_stderr_ready() else b""
 
     def close(self) -> None:
         self._channel.close()

@@ -271,7 +271,8 @@ def test_old_snapshots_are_collected_but_never_that_of_a_run(cluster: Cluster) -
     cluster.run("server1", "chmod", "+x", "python")
     inventory(cluster, only=("server1",), server1={"env": {"python": f"{HOME}/python"}})
     write("run.py", "pass\n")
-    runs = [detach("--", "sleep", "1000"), detach("--", "--steps", "1000000")]
+    unchecked = "--skip-preflight"  # which would see that this Python is none
+    runs = [detach(unchecked, "--", "sleep", "1000"), detach(unchecked, "--", "--steps", "1000000")]
     used = {snapshot_of(cluster, run) for run in runs}
     assert len(used) == 2
     newest = push_times(9)

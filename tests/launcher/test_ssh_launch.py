@@ -18,8 +18,9 @@ from launcher import render, run, runs
 from launcher.agent import Agent
 from launcher.errors import HostError, RingctlError
 from launcher.inventory import load
-from launcher.model import Facts
+from launcher.model import Facts, Host
 from launcher.plan import LaunchOptions
+from launcher.preflight import survey
 from launcher.transport import Pool
 from tests.cluster import Cluster
 from tests.conftest import eventually
@@ -35,8 +36,6 @@ server = socket.create_server(("", 0))
 print(server.getsockname()[1], flush=True)
 sys.stdin.read()
 """
-
-Code = dict[str, Any] | None
 
 
 def launch(*args: str, code: int = 0) -> list[Any]:
@@ -180,8 +179,8 @@ def test_what_cannot_work_is_said_before_anybody_is_connected_to(
 @pytest.mark.parametrize(
     ("change", "words", "code"),
     [
-        ({"env": {"python": "/no/such/python"}}, "server3: there is no Python at /no/such/python", 1),
-        ({"workdir": "/no/such/folder"}, "server3: there is no folder /no/such/folder", 1),
+        ({"env": {"python": "/no/such/python"}}, "server3: there is no Python at /no/such/python", 3),
+        ({"workdir": "/no/such/folder"}, "server3: there is no folder /no/such/folder", 3),
         ({"python": "/no/such/python"}, "server3: ringctl's preflight/probe.py did not run there", 4),
     ],
     ids=["environment", "folder", "supervisor"],
@@ -288,15 +287,14 @@ def taken(cluster: Cluster) -> Iterator[int]:
 def test_a_port_that_is_taken_in_between_is_replaced(
     cluster: Cluster, taken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, facts = [], Agent.facts
+    asked, facts = [], survey.facts_from
 
-    def facts_then_a_thief(agent: Agent, peers: list[str], code: Code = None) -> tuple[Facts, Code]:
-        found, lacking = facts(agent, peers, code)
-        asked.append(agent.host.name)
-        first = asked.count(agent.host.name) == 1
-        return (replace(found, free_port=taken) if first else found), lacking
+    def facts_then_a_thief(host: Host, *rest: Any) -> Facts:
+        found = facts(host, *rest)
+        asked.append(host.name)
+        return replace(found, free_port=taken) if asked.count(host.name) == 1 else found
 
-    monkeypatch.setattr(Agent, "facts", facts_then_a_thief)
+    monkeypatch.setattr(survey, "facts_from", facts_then_a_thief)
     pool = Pool(no_input=True)
     options = LaunchOptions(run=run.new_run_id(), name="", command=("sleep", "1000"), trainer="")
     plan, found = run.launch(
@@ -314,7 +312,9 @@ def test_a_port_that_is_taken_in_between_is_replaced(
 
 
 def test_a_port_that_the_user_fixed_is_not_replaced(cluster: Cluster, taken: int) -> None:
-    done = ringctl("launch", "--master-port", str(taken), "--", "sleep", "1000", code=1)
+    done = ringctl("launch", "--master-port", str(taken), "--", "sleep", "1000", code=3)
+    assert f"server1: port {taken} is taken by pid" in done.stderr
+    done = ringctl("launch", "--skip-preflight", "--master-port", str(taken), "--", "sleep", "1000", code=1)
     assert f"server1: the master port is taken: {taken}" in done.stderr
     assert not [host for host in cluster.names[1:] if hosts.left_on(cluster).get(host)]
 

@@ -1,0 +1,93 @@
+"""The command that proves the hosts before anything starts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.cli_shared import host_options, json_option, pool
+from launcher.errors import InputError
+
+if TYPE_CHECKING:
+    from launcher.preflight.examine import Examined
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option("--world", type=int, metavar="N", help="Only the hosts that a launch of N ranks would use.")
+@host_options
+@click.option("--local", is_flag=True, help="This machine alone.")
+@click.option("--master-port", type=click.IntRange(1, 65535), help="As launch would be told.")
+@click.option("--only", metavar="CHECKS", help="Only these checks, separated by commas.")
+@click.option("--skip", metavar="CHECKS", help="Not these checks.")
+@click.option("--deep", is_flag=True, help="Also import torch on every host, which takes seconds.")
+@click.option("-v", "--verbose", is_flag=True, help="Every check, and all that the hosts said.")
+@json_option
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def preflight(
+    world: int | None,
+    local: bool,
+    master_port: int | None,
+    only: str | None,
+    skip: str | None,
+    deep: bool,
+    verbose: bool,
+    as_json: bool,
+    command: tuple[str, ...],
+    **where: str | None,
+) -> int:
+    """Check everything that is known to go wrong, on every host, and start nothing.
+
+    What follows -- is as for launch, so that its data folder and its kind of command are looked at too.
+    Exit code 0: a run would start; 3: something would stop it; 4: a host could not be reached.
+    """
+    from launcher import ask
+    from launcher.agent import agents_for
+    from launcher.plan import place
+    from launcher.preflight.examine import examine
+
+    names = chosen_checks(only, skip)
+    asked = ask.run(ask.Where(**where), command, local=local, world=world, master_port=master_port)
+    agents = agents_for([host for host, _ in place(asked.inventory, world)], pool())
+    code = asked.snapshot.about() if asked.snapshot else None
+    examined = examine(asked.inventory, asked.options, agents, code, names, deep=deep)
+    show(examined, as_json, verbose)
+    return examined.exit_code
+
+
+def chosen_checks(only: str | None, skip: str | None) -> list[str]:
+    """Names of checks; what is not one is refused with the nearest that is."""
+    import difflib
+
+    from launcher.preflight.checks import NAMES
+
+    def named(option: str, text: str | None) -> list[str]:
+        words = [word.strip() for word in text.split(",") if word.strip()] if text else []
+        for word in words:
+            if word not in NAMES:
+                near = difflib.get_close_matches(word, NAMES, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(NAMES)}"
+                raise InputError(f"{option} {word}: there is no such check", fix=hint)
+        return words
+
+    wanted, unwanted = named("--only", only), named("--skip", skip)
+    return [name for name in wanted or NAMES if name not in unwanted]
+
+
+def show(examined: Examined, as_json: bool, verbose: bool) -> None:
+    from launcher import render, text
+    from launcher.logs import visible
+    from launcher.preflight import report
+
+    if as_json:
+        click.echo(text.json_line(report.as_json(examined, facts=verbose)))
+        return
+    render.show_table(report.table_rows(examined, every_check=verbose))
+    pairs = report.pair_rows(examined)
+    if pairs:
+        render.say([""])
+        render.show_table(pairs)
+    if verbose:
+        render.say(["", *report.fact_lines(examined)])
+    attention = [visible(line) for line in report.attention_lines(examined)]
+    render.say(["", *attention, *([""] if attention else []), report.verdict(examined)])

@@ -1,0 +1,480 @@
+"""What a host says of itself: standard library only, Python 3.8 and up, beside probe.py."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+import socket
+import struct
+import sys
+import time
+
+TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
+if TYPE_CHECKING:
+    from typing import Any
+
+SIOCGIFADDR = 0x8915
+PORTS_FROM = 20000  # below the usual ephemeral range, above what services use
+RESOLVE_S = 3.0  # for all names together
+STALE = ("TORCHELASTIC_", "PET_")
+FIREWALLS = ("ufw", "firewall-cmd", "nft", "iptables")
+CPU_FLAGS = ("avx", "avx2", "avx512f", "asimd")
+IDX_FILES = {
+    "train-images-idx3-ubyte": 3,
+    "train-labels-idx1-ubyte": 1,
+    "t10k-images-idx3-ubyte": 3,
+    "t10k-labels-idx1-ubyte": 1,
+}
+
+
+def beside(name: str) -> Any:
+    """Another file of the kit; there is no package on a host."""
+    return importlib.import_module(name)
+
+
+def text_of(path: str) -> str:
+    """A small file of the system; "" if there is none."""
+    try:
+        with open(path, errors="replace") as f:
+            return f.read(1 << 20)
+    except OSError:
+        return ""
+
+
+def now() -> float:
+    """The host's clock; tests set it wrong by a variable."""
+    return time.time() + float(os.environ.get("RINGCTL_TEST_CLOCK_S") or 0)
+
+
+# --- Cores, memory, limits -----------------------------------------------------------------------
+
+
+def usable_cores() -> int:
+    """How many cores a process of ours may use: affinity, and the cgroup's share where it is less."""
+    cores = len(os.sched_getaffinity(0))
+    quota, _, period = text_of("/sys/fs/cgroup/cpu.max").strip().partition(" ")
+    if quota.isdigit() and period.isdigit():
+        cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
+
+
+def usable_memory() -> int:
+    """Bytes that processes of ours may still take: what the machine has, or the cgroup leaves."""
+    lines = text_of("/proc/meminfo").splitlines()
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    for group in cgroups():
+        limit, used = (text_of(f"{group}/memory.{what}").strip() for what in ("max", "current"))
+        if limit.isdigit() and used.isdigit():
+            found.append(max(0, int(limit) - int(used)))
+    return min(found) if found else -1
+
+
+def cgroups() -> list[str]:
+    """The folders of our control group and those above it."""
+    path = "/"
+    for line in text_of("/proc/self/cgroup").splitlines():
+        if line.startswith("0::"):
+            path = line[3:]
+    parts = [part for part in path.split("/") if part]
+    return ["/".join(["/sys/fs/cgroup"] + parts[:depth]) for depth in range(len(parts), -1, -1)]
+
+
+def limits() -> tuple[list[int], int]:
+    """((soft, hard) of open files, how many more threads the user may start); -1 for no limit."""
+    import resource
+
+    nofile = list(resource.getrlimit(resource.RLIMIT_NOFILE))
+    most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if most < 0 or os.getuid() == 0:
+        return nofile, -1
+    return nofile, max(0, most - threads_of_user())
+
+
+def threads_of_user() -> int:
+    count = 0
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                if os.stat(f"/proc/{name}").st_uid == os.getuid():
+                    count += len(os.listdir(f"/proc/{name}/task"))
+            except OSError:
+                continue
+    return count
+
+
+def kills_on_logout() -> bool:
+    """Whether logind would end our processes with the SSH session: its setting, unless the user lingers."""
+    if not os.path.isdir("/run/systemd/system"):
+        return False
+    files = ["/etc/systemd/logind.conf"]
+    for folder in (
+        "/usr/lib/systemd/logind.conf.d",
+        "/run/systemd/logind.conf.d",
+        "/etc/systemd/logind.conf.d",
+    ):
+        try:
+            files += [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
+        except OSError:
+            continue
+    setting = "no"
+    for path in files:
+        for line in text_of(path).splitlines():
+            key, _, value = line.partition("=")
+            if key.strip() == "KillUserProcesses":
+                setting = value.strip().lower()
+    lingers = os.path.exists(f"/var/lib/systemd/linger/{user_name()}")
+    return setting in ("yes", "true", "1", "on") and not lingers
+
+
+def user_name(uid: int | None = None) -> str:
+    import pwd
+
+    number = os.getuid() if uid is None else uid
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"user {number}"
+
+
+def cpu_flags() -> list[str]:
+    for line in text_of("/proc/cpuinfo").splitlines():
+        if line.lower().startswith(("flags", "features")):
+            return [flag for flag in CPU_FLAGS if flag in line.split()]
+    return []
+
+
+def gpu_count() -> int:
+    try:
+        return len(os.listdir("/proc/driver/nvidia/gpus"))
+    except OSError:
+        return 0
+
+
+# --- Network -------------------------------------------------------------------------------------
+
+
+def ephemeral_range() -> tuple[int, int]:
+    try:
+        low, high = text_of("/proc/sys/net/ipv4/ip_local_port_range").split()
+        return int(low), int(high)
+    except ValueError:
+        return 32768, 60999
+
+
+def is_free(port: int) -> bool:
+    """Whether somebody could listen there; the rest of an old connection is no obstacle."""
+    with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            s.bind(("", port))
+            s.listen(1)
+        except OSError:
+            return False
+    return True
+
+
+def free_port() -> int:
+    """A port that nobody listens on and that no outgoing connection will be given; 0 if there is none."""
+    low, high = ephemeral_range()
+    candidates = [port for port in range(PORTS_FROM, 65536) if not low <= port <= high]
+    random.shuffle(candidates)
+    return next((port for port in candidates if is_free(port)), 0)
+
+
+def port_use(port: int) -> dict[str, Any] | None:
+    """Whether the port that the user wants is free here, and who has it."""
+    if not port:
+        return None
+    if is_free(port):
+        return {"port": port, "free": True}
+    owner, run = holder_of(port)
+    return {"port": port, "free": False, "owner": owner, "run": run}
+
+
+def holder_of(port: int) -> tuple[str, str]:
+    """(who listens on a port, the run of ours it belongs to), as far as we may see."""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in text_of(table).splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                user, inode = user_name(int(fields[7])), fields[9]
+                pid = process_with(f"socket:[{inode}]")
+                if pid is None:
+                    return f"a process of {user}", ""
+                words = text_of(f"/proc/{pid}/cmdline").replace("\0", " ").strip()[:80]
+                return f"pid {pid} of {user} ({words})", run_of(pid)
+    return "somebody", ""
+
+
+def process_with(link: str) -> int | None:
+    """The process of ours that has this open."""
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                for fd in os.listdir(f"/proc/{name}/fd"):
+                    if os.readlink(f"/proc/{name}/fd/{fd}") == link:
+                        return int(name)
+            except OSError:
+                continue
+    return None
+
+
+def run_of(pid: int) -> str:
+    for pair in text_of(f"/proc/{pid}/environ").split("\0"):
+        if pair.startswith("RINGCTL_RUN="):
+            return pair.partition("=")[2]
+    return ""
+
+
+def interfaces() -> list[dict[str, Any]]:
+    """All interfaces, with the IPv4 address of those that have one."""
+    import fcntl
+
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(s.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                address = socket.inet_ntoa(answer[20:24])
+            except OSError:
+                address = ""
+            mtu = text_of(f"/sys/class/net/{name}/mtu").strip()
+            state = text_of(f"/sys/class/net/{name}/operstate").strip()
+            up = state in ("up", "unknown")  # loopback and tunnels do not know
+            found.append({"name": name, "address": address, "mtu": int(mtu or 0), "up": up})
+    return found
+
+
+def source_address(peer: str) -> str:
+    """The address this host would use towards `peer`; "" if there is no route."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        try:
+            s.connect((peer, 9))  # sends nothing: only the kernel's choice of route is asked
+        except OSError:
+            return ""
+        return str(s.getsockname()[0])
+
+
+def data_path(peers: list[str], wanted: str, has: list[dict[str, Any]]) -> tuple[str, str, dict[str, str]]:
+    """(address, interface) for gradients: the interface that is wanted, else the one towards the peers,
+    loopback when there are none; and the interface towards each peer."""
+    names = {each["address"]: each["name"] for each in has if each["address"]}
+    routes = {peer: names.get(source_address(peer), "") for peer in peers}
+    towards = next((name for name in routes.values() if name), "")
+    chosen = wanted if any(each["name"] == wanted for each in has) else towards
+    for each in has:
+        if each["name"] == chosen and each["address"]:
+            return each["address"], chosen, routes
+    return "127.0.0.1", names.get("127.0.0.1", "lo"), routes
+
+
+def meanings(names: list[str]) -> dict[str, list[str]]:
+    """The addresses of each name as programs here would be told them; none where that took too long."""
+    import threading
+
+    found: dict[str, list[str]] = {name: [] for name in names}
+    todo = list(names)
+
+    def resolve() -> None:
+        while todo:
+            try:
+                name = todo.pop(0)
+                found[name] = sorted({str(entry[4][0]) for entry in socket.getaddrinfo(name, None)})
+            except (OSError, UnicodeError, IndexError):
+                continue
+
+    threads = [threading.Thread(target=resolve, daemon=True) for _ in range(min(4, len(names)))]
+    deadline = time.monotonic() + RESOLVE_S
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return {name: list(addresses) for name, addresses in found.items()}
+
+
+def hosts_lines(names: list[str]) -> list[str]:
+    """Lines of /etc/hosts about these names."""
+    lines = [line.partition("#")[0].strip() for line in text_of("/etc/hosts").splitlines()]
+    return [line for line in lines if set(line.split()[1:]) & set(names)][:100]
+
+
+# --- Folders -------------------------------------------------------------------------------------
+
+
+def home_folder() -> str:
+    return os.environ.get("RINGCTL_HOME") or os.path.expanduser("~/.ringctl")
+
+
+def folder(role: str, path: str) -> dict[str, Any]:
+    """A place that is written to: what is free, and whether writing works."""
+    path = os.path.abspath(os.path.expanduser(path))
+    about: dict[str, Any] = {"role": role, "path": path, "problem": foreign(path)}
+    if role == "workdir" and not os.path.isdir(path):
+        return dict(about, problem=f"there is no folder {path}")
+    place = path
+    while not os.path.isdir(place):
+        place = os.path.dirname(place)
+    if role == "home" and os.path.isdir(os.path.join(place, "runs")):
+        place = os.path.join(place, "runs")
+    try:
+        about.update(free_space(place))
+        about["problem"] = about["problem"] or write_test(place)
+    except OSError as error:
+        about["problem"] = about["problem"] or f"{place}: {error.strerror}"
+    return about
+
+
+def foreign(path: str) -> str:
+    """Whether it, or ringctl's own folder in it, belongs to someone else."""
+    for place in (path, os.path.join(path, "runs")):
+        try:
+            owner = os.stat(place).st_uid
+        except OSError:
+            continue
+        if owner != os.getuid() and not os.access(place, os.W_OK | os.X_OK):
+            return f"{place} belongs to {user_name(owner)}"
+    return ""
+
+
+def free_space(place: str) -> dict[str, int]:
+    about = os.statvfs(place)
+    inodes = about.f_favail if about.f_files else -1
+    return {"free_bytes": about.f_bavail * about.f_frsize, "free_inodes": inodes}
+
+
+def write_test(place: str) -> str:
+    """Why a file cannot be written there; "" if it can. The file has no name, or not for long."""
+    try:
+        try:
+            fd = os.open(place, os.O_TMPFILE | os.O_WRONLY, 0o600)
+        except (OSError, AttributeError):  # this file system has no such files, or it is full
+            name = os.path.join(place, f".ringctl-probe-{os.getpid()}")
+            fd = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            os.unlink(name)
+        try:
+            os.write(fd, bytes(1 << 16))
+        finally:
+            os.close(fd)
+    except OSError as error:
+        return f"{place}: {error.strerror}"
+    return ""
+
+
+def dataset(path: str) -> dict[str, str]:
+    """MNIST's files in the folder that ranks will be told: the shape of each, or what is wrong with it."""
+    root = os.path.expanduser(path)
+    for suffix in ("", ".gz"):
+        for place in (os.path.join(root, "MNIST", "raw"), os.path.join(root, "raw"), root):
+            if all(os.path.isfile(os.path.join(place, name + suffix)) for name in IDX_FILES):
+                return {name: idx_file(os.path.join(place, name), suffix) for name in IDX_FILES}
+    if not os.path.isdir(root):
+        return {"": f"there is no folder {path}"}
+    return {"": f"{path} lacks MNIST's files: {', '.join(IDX_FILES)}, or all four as .gz"}
+
+
+def idx_file(path: str, suffix: str) -> str:
+    """Its dimensions, as "10000 x 28 x 28"; else what is wrong, beginning with "!"."""
+    import math
+
+    try:
+        size = os.path.getsize(path + suffix)
+        if suffix:
+            return packed_idx_file(path + suffix)
+        with open(path, "rb") as f:
+            head = f.read(16)
+    except OSError as error:
+        return f"! {path}{suffix}: {error.strerror}"
+    if len(head) < 8 or head[:3] != b"\0\0\x08" or len(head) < 4 + 4 * head[3] or head[3] > 3:
+        return f"! {path} is not one of MNIST's files"
+    shape = struct.unpack(f">{head[3]}I", head[4 : 4 + 4 * head[3]])
+    wanted = 4 + 4 * head[3] + math.prod(shape)
+    if size != wanted:
+        return f"! {path} has {size:,} bytes instead of {wanted:,}"
+    return " x ".join(map(str, shape))
+
+
+def packed_idx_file(path: str) -> str:
+    """A packed file is whole if its last four bytes say the length that its first ones need."""
+    import gzip
+    import math
+    import zlib
+
+    try:
+        with gzip.open(path, "rb") as f:
+            head = f.read(16)
+        with open(path, "rb") as raw:
+            raw.seek(-4, os.SEEK_END)
+            length = struct.unpack("<I", raw.read(4))[0]
+        shape = struct.unpack(f">{head[3]}I", head[4 : 4 + 4 * head[3]])
+    except (OSError, EOFError, zlib.error, struct.error, IndexError):
+        return f"! {path} is damaged"
+    if length != 4 + 4 * head[3] + math.prod(shape):
+        return f"! {path} is cut short"
+    return " x ".join(map(str, shape))
+
+
+# --- What is asked -------------------------------------------------------------------------------
+
+
+def plan_facts(request: dict[str, Any], has: list[dict[str, Any]]) -> dict[str, Any]:
+    """What planning needs."""
+    address, ifname, routes = data_path(request.get("peers") or [], request.get("ifname") or "", has)
+    return {
+        "home": home_folder(),
+        "cores": usable_cores(),
+        "free_port": free_port(),
+        "data_address": address,
+        "ifname": ifname,
+        "routes": routes,
+        "python": sys.executable,
+        "cwd": os.getcwd(),
+    }
+
+
+def all_facts(request: dict[str, Any]) -> dict[str, Any]:
+    """All that is known to go wrong, looked at. The environment's own Python works meanwhile."""
+    environment = beside("hostlook").Looking(request)
+    hostname = socket.gethostname()
+    has = interfaces()
+    names = [name for name in dict.fromkeys([hostname] + request["names"]) if not is_number(name)]
+    nofile, threads = limits()
+    places = [folder("home", home_folder())]
+    places += [folder("workdir", request["workdir"])] if request.get("workdir") else []
+    about = plan_facts(request, has)
+    about.update(
+        hostname=hostname, user=user_name(), machine=os.uname().machine, names=meanings(names),
+        hosts_lines=hosts_lines(names), interfaces=has, port=port_use(int(request.get("port") or 0)),
+        ephemeral=ephemeral_range(), memory=usable_memory(), shm=shared_memory(), folders=places,
+        nofile=nofile, threads=threads, kills_on_logout=kills_on_logout(), cpu_flags=cpu_flags(),
+        gpus=gpu_count(), runs=runs_here(), stale=sorted(k for k in os.environ if k.startswith(STALE)),
+        firewalls=[name for name in FIREWALLS if has_program(name)],
+        data=dataset(request["data"]) if request.get("data") else {},
+    )  # fmt: skip
+    about["env"] = environment.result()
+    return about
+
+
+def is_number(name: str) -> bool:
+    try:
+        socket.inet_aton(name)
+    except OSError:
+        return ":" in name
+    return True
+
+
+def shared_memory() -> int:
+    try:
+        return free_space("/dev/shm")["free_bytes"]
+    except OSError:
+        return -1
+
+
+def runs_here() -> list[str]:
+    states = beside("hostd").command_runs({})["runs"]
+    return [str(state["run"]) for state in states if state.get("state") in ("starting", "running")]
+
+
+def has_program(name: str) -> bool:
+    folders = os.environ.get("PATH", os.defpath).split(":") + ["/usr/sbin", "/sbin"]
+    return any(os.access(os.path.join(each, name), os.X_OK) for each in folders)

@@ -1,0 +1,149 @@
+"""Checks of the machine: its shell, clock, memory, limits, processor and disk."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from launcher.preflight import fixes
+from launcher.preflight.view import Finding, View, blocker
+
+MEGA = 1 << 20
+CLOCK_S = 1.0
+RANK_BYTES = 400 * MEGA  # what a rank with torch takes, about
+RANK_THREADS = 64
+DISK_FULL, DISK_LOW = 20 * MEGA, 200 * MEGA
+INODES_GONE, INODES_LOW = 100, 1000
+SHM_LOW = 128 * MEGA
+
+
+def ssh_noise(view: View) -> Iterator[Finding]:
+    if view.facts.noise:
+        first = view.facts.noise.splitlines()[0][:60]
+        yield Finding(
+            "warn",
+            f"its login shell prints {first!r}",
+            "nothing is printed where nobody is at a terminal",
+            fixes.QUIET_SHELL,
+        )
+
+
+def clock(view: View) -> Iterator[Finding]:
+    off = view.facts.clock_s
+    if off is not None and abs(off) > CLOCK_S + view.facts.clock_error_s:
+        way = "ahead of" if off > 0 else "behind"
+        found = f"its clock is {fixes.duration(abs(off))} {way} this machine's"
+        yield Finding("warn", found, f"at most {CLOCK_S:g} s apart", "sudo timedatectl set-ntp true")
+
+
+def memory(view: View) -> Iterator[Finding]:
+    wanted = RANK_BYTES * view.ranks
+    if 0 <= view.facts.memory < wanted:
+        yield Finding(
+            "warn",
+            f"{fixes.size(view.facts.memory)} of memory are free",
+            f"about {fixes.size(wanted)} for {view.ranks} ranks",
+            "end what is not needed there, or give it fewer ranks (`slots`)",
+        )
+
+
+def shm(view: View) -> Iterator[Finding]:
+    if 0 <= view.facts.shm < SHM_LOW:
+        yield Finding(
+            "warn",
+            f"/dev/shm has {fixes.size(view.facts.shm)} left",
+            f"at least {fixes.size(SHM_LOW)} for workers of a data loader",
+            "sudo mount -o remount,size=2G /dev/shm",
+        )
+
+
+def nofile(view: View) -> Iterator[Finding]:
+    hard = view.facts.nofile[1] if view.facts.nofile else -1
+    wanted = 192 + 16 * sum(view.need.ranks.values())
+    if 0 <= hard < wanted:
+        user = view.facts.user
+        yield blocker(
+            f"a process may open {hard} files",
+            f"at least {wanted}",
+            f"echo '{user} - nofile 65536' | sudo tee -a /etc/security/limits.conf  # then log in anew",
+        )
+
+
+def threads(view: View) -> Iterator[Finding]:
+    wanted = RANK_THREADS * view.ranks
+    if 0 <= view.facts.threads < wanted:
+        user = view.facts.user
+        yield Finding(
+            "warn",
+            f"the user may start {view.facts.threads} more threads",
+            f"at least {wanted} for {view.ranks} ranks",
+            f"echo '{user} - nproc 65536' | sudo tee -a /etc/security/limits.conf  # then log in anew",
+        )
+
+
+def logout_kill(view: View) -> Iterator[Finding]:
+    if view.facts.kills_on_logout:
+        yield Finding(
+            "fail",
+            "logind ends a user's processes when the SSH session ends (KillUserProcesses)",
+            "runs go on after logout",
+            f"sudo loginctl enable-linger {view.facts.user}",
+        )
+
+
+def cpu(view: View) -> Iterator[Finding]:
+    if view.facts.machine in ("x86_64", "amd64") and "avx2" not in view.facts.cpu_flags:
+        yield Finding(
+            "warn",
+            "its processor lacks AVX2: torch may be slow, or end with an illegal instruction",
+            "AVX2",
+            "leave this host out, or install a build of torch without it",
+        )
+
+
+def machine(view: View) -> Iterator[Finding]:
+    usual = Counter(facts.machine for facts in view.survey.facts.values()).most_common(1)[0][0]
+    if view.facts.machine != usual:
+        found = f"it is a {view.facts.machine}, the other hosts are {usual}"
+        yield Finding("warn", found, "the same kind of processor", "numbers may drift apart between them")
+
+
+def busy(view: View) -> Iterator[Finding]:
+    if view.facts.runs:
+        names = ", ".join(view.facts.runs)
+        yield Finding("warn", f"it runs {names}", "no other run", f"ringctl stop {view.facts.runs[0]}")
+
+
+def folders(view: View) -> Iterator[Finding]:
+    for place in view.facts.folders:
+        if place.problem.startswith("there is no folder"):
+            yield blocker(place.problem, "the folder that the inventory names", f"mkdir -p {place.path}")
+        elif place.problem and not is_full(place.problem):
+            fix = f"sudo chown -R {view.facts.user} {place.path}"
+            yield blocker(f"cannot write: {place.problem}", "a folder that can be written to", fix)
+
+
+def disk(view: View) -> Iterator[Finding]:
+    for place in view.facts.folders:
+        where = f"df -h {place.path}  # then remove what is not needed"
+        full = is_full(place.problem) and place.free_inodes != 0
+        if full or (place.free_bytes < DISK_FULL and not place.problem):
+            found = f"{place.path} has {fixes.size(place.free_bytes)} left"
+            yield blocker(found, f"at least {fixes.size(DISK_LOW)}", where)
+        elif place.free_bytes < DISK_LOW and not place.problem:
+            found = f"{place.path} has {fixes.size(place.free_bytes)} left"
+            yield Finding("warn", found, f"at least {fixes.size(DISK_LOW)}", where)
+
+
+def inodes(view: View) -> Iterator[Finding]:
+    for place in view.facts.folders:
+        where = f"df -i {place.path}  # then remove small files that are not needed"
+        found = f"{place.path} has room for {place.free_inodes} more files"
+        if 0 <= place.free_inodes < INODES_GONE:
+            yield blocker(found, f"at least {INODES_LOW}", where)
+        elif 0 <= place.free_inodes < INODES_LOW:
+            yield Finding("warn", found, f"at least {INODES_LOW}", where)
+
+
+def is_full(problem: str) -> bool:
+    return "No space left" in problem or "quota" in problem.lower()

@@ -1,0 +1,183 @@
+"""Checks of names, interfaces, ways between hosts, and ports."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from launcher.model import Facts
+from launcher.preflight import fixes
+from launcher.preflight.view import Finding, View, blocker, is_loopback
+
+
+def loopback_name(view: View) -> Iterator[Finding]:
+    own = view.facts.hostname
+    means = view.facts.names.get(own, ())
+    if not means or all(is_loopback(address) for address in means):
+        what = f"means {', '.join(means)}" if means else "means nothing"
+        yield Finding(
+            "warn",
+            f"its own name {own} {what} there; ringctl names the interface itself, gloo by hand would not",
+            f"{own} means {view.address}",
+            fixes.hosts_line(view.facts, view.address, own),
+        )
+
+
+def multihomed(view: View) -> Iterator[Finding]:
+    own = view.facts.hostname
+    means = [a for a in view.facts.names.get(own, ()) if not is_loopback(a) and ":" not in a]
+    others = {i.address: i.name for i in view.facts.interfaces if i.address and i.name != view.facts.ifname}
+    if means and view.address not in means and any(address in others for address in means):
+        wrong = next(address for address in means if address in others)
+        yield Finding(
+            "warn",
+            f"its own name {own} means {wrong}, which is {others[wrong]}'s, and peers are reached by "
+            f"{view.facts.ifname}; ringctl names the interface itself, gloo by hand would not",
+            f"{own} means {view.address}",
+            fixes.hosts_line(view.facts, view.address, own),
+        )
+
+
+def aliases(view: View) -> list[tuple[Facts, tuple[str, ...]]]:
+    """The other hosts that have a name rather than a number, and what each means here."""
+    return [
+        (peer, view.facts.names.get(peer.host, ())) for peer in view.peers if peer.host in view.facts.names
+    ]
+
+
+def alias_missing(view: View) -> Iterator[Finding]:
+    unknown = [peer for peer, means in aliases(view) if not means]
+    if unknown:
+        lines = [fixes.hosts_line(view.facts, view.address_of(peer), peer.host) for peer in unknown]
+        names = ", ".join(peer.host for peer in unknown)
+        yield Finding(
+            "warn",
+            f"{names} mean{'s' if len(unknown) == 1 else ''} nothing there; ringctl uses numbers",
+            "every host knows the others by name",
+            "\n".join(lines),
+        )
+
+
+def alias_elsewhere(view: View) -> Iterator[Finding]:
+    for peer, means in aliases(view):
+        its = {interface.address for interface in peer.interfaces if not is_loopback(interface.address)}
+        its |= {view.address_of(peer), view.of(peer.host).host.address}
+        if means and not its & set(means):
+            yield Finding(
+                "warn",
+                f"{peer.host} means {', '.join(means)} there; ringctl uses numbers",
+                f"{peer.host} means {view.address_of(peer)}",
+                fixes.hosts_line(view.facts, view.address_of(peer), peer.host),
+            )
+
+
+def ifname(view: View) -> Iterator[Finding]:
+    wanted = view.host.ifname
+    has = {interface.name: interface for interface in view.facts.interfaces}
+    usable = ", ".join(f"{i.name} ({i.address})" for i in has.values() if i.address)
+    right = next((name for name in view.facts.routes.values() if name), "")
+    fix = fixes.interface(view.host.name, right)
+    if wanted not in has:
+        yield blocker(f"there is no interface {wanted}; it has {usable}", f"an interface {wanted}", fix)
+    elif not has[wanted].address:
+        yield blocker(f"{wanted} has no IPv4 address; it has {usable}", f"an address on {wanted}", fix)
+    elif right and right != wanted and has[wanted].address in twins(view):
+        twin = twins(view)[has[wanted].address]
+        found = f"{wanted} has {has[wanted].address} there, and so has {twin}: it does not lead to the others"
+        yield blocker(found, "an interface that leads to the other hosts", fix)
+    elif right and right != wanted and any(pair.problem for pair in view.incoming()):
+        found = f"{wanted} ({has[wanted].address}) is not reached from the others; the way to them is {right}"
+        yield blocker(found, "an interface that leads to the other hosts", fix)
+
+
+def twins(view: View) -> dict[str, str]:
+    """Data addresses of the other hosts; no two should be the same."""
+    return {view.address_of(peer): peer.host for peer in view.peers}
+
+
+def route(view: View) -> Iterator[Finding]:
+    missing = [peer for peer, name in view.facts.routes.items() if not name]
+    if missing:
+        fix = "give the hosts addresses of one network, or write `data_address` for each in the inventory"
+        yield blocker(f"there is no route to {', '.join(missing)}", "a route to every host", fix)
+
+
+def data_address(view: View) -> Iterator[Finding]:
+    has = {interface.address for interface in view.facts.interfaces}
+    if view.host.data_address not in has:
+        usable = ", ".join(sorted(address for address in has if address and not is_loopback(address)))
+        found = f"{view.host.data_address} is not an address of it; it has {usable}"
+        yield blocker(found, "an address of the host", f"correct data_address of {view.host.name}")
+
+
+def firewall(view: View) -> Iterator[Finding]:
+    if explained_by_interface(view):
+        return
+    for pair in view.pairs():
+        target = view.survey.facts[pair.target]
+        if not pair.problem or not pair.large or explained_by_interface(view.of(pair.target)):
+            continue
+        if pair.port != target.listening[0] and not reaches(view, pair.target):
+            continue  # said already for the port before it
+        name = view.facts.host
+        yield blocker(
+            f"{name} gets no connection to {pair.target} ({view.address_of(target)}:{pair.port}): "
+            f"{pair.problem}",
+            "TCP on all ports between the hosts",
+            fixes.firewall(target, view.address),
+            peer=pair.target,
+        )
+
+
+def reaches(view: View, target: str) -> bool:
+    """Whether the first port that was tried, one as gloo takes them, is reached."""
+    first = view.survey.facts[target].listening[0]
+    return any(p.target == target and p.port == first and not p.problem for p in view.pairs())
+
+
+def mtu(view: View) -> Iterator[Finding]:
+    for pair in view.pairs():
+        if pair.problem and not pair.large:
+            yield blocker(
+                f"small messages to {pair.target} arrive, large ones do not",
+                "messages of any size arrive",
+                fixes.mtu(view.facts.ifname, 1400),
+                peer=pair.target,
+            )
+    own = mtu_of(view.facts)
+    usual = Counter(mtu_of(facts) for facts in view.survey.facts.values()).most_common(1)[0][0]
+    if own != usual:
+        yield Finding(
+            "warn",
+            f"{view.facts.ifname} has an MTU of {own}, the other hosts {usual}",
+            "the same MTU on all hosts",
+            fixes.mtu(view.facts.ifname, usual),
+        )
+
+
+def mtu_of(facts: Facts) -> int:
+    return next((i.mtu for i in facts.interfaces if i.name == facts.ifname), 0)
+
+
+def port_used(view: View) -> Iterator[Finding]:
+    port = view.facts.port
+    if port and not port.free:
+        fix = f"ringctl stop {port.run}" if port.run else fixes.OTHER_PORT
+        whose = f"{port.owner}, of run {port.run}" if port.run else port.owner
+        yield blocker(f"port {port.port} is taken by {whose}", "a free master port", fix)
+
+
+def port_ephemeral(view: View) -> Iterator[Finding]:
+    port, (low, high) = view.facts.port, view.facts.ephemeral
+    if port and low <= port.port <= high:
+        yield Finding(
+            "warn",
+            f"port {port.port} is in the ephemeral range {low}-{high}: any program may be given it",
+            "a master port outside that range",
+            fixes.OTHER_PORT,
+        )
+
+
+def explained_by_interface(view: View) -> bool:
+    """Whether the interface that the inventory names is why others do not reach it."""
+    return bool(view.host.ifname) and any(True for _ in ifname(view))

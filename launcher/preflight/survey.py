@@ -1,0 +1,206 @@
+"""Ask all hosts what they are and whether they reach each other: one process and one connection a host."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
+
+from launcher.agent import Agent, Conversation
+from launcher.errors import HostError, RingctlError
+from launcher.fanout import fan_out
+from launcher.model import Facts, Host, Inventory, Pair, from_json, to_json
+
+PROBE = "preflight/probe.py"
+FACTS_S = 60.0  # activating an environment may take its time
+DEEP_S = 180.0
+DIALS_S = 30.0
+PACKAGES = ("torch", "torchvision", "numpy")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a run will want of its hosts."""
+
+    command: Literal["trainer", "python", "other"] = "trainer"
+    ranks: Mapping[str, int] = field(default_factory=dict)  # how many each host takes
+    port: int = 0  # the master port, where the user has fixed it
+    data: str = ""  # the folder with the dataset, as ranks will be told
+    deep: bool = False  # really import torch, which takes seconds
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What was found. A host is in `facts` or in `errors`."""
+
+    facts: Mapping[str, Facts]
+    errors: Mapping[str, RingctlError]
+    pairs: tuple[Pair, ...] = ()
+    lacking: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # of the code, by the hosts' stores
+
+
+def take(
+    agents: Mapping[str, Agent], inventory: Inventory, need: Need, code: dict[str, Any] | None = None
+) -> Survey:
+    """All facts, and all pairs of hosts dialled. A host that fails holds up nobody but by its timeout."""
+    asking = Asking(agents, inventory, need, code)
+    try:
+        asking.ask_facts()
+        asking.dial()
+        return asking.survey()
+    finally:
+        asking.close()
+
+
+def for_plan(agents: Mapping[str, Agent], code: dict[str, Any] | None = None) -> Survey:
+    """Only what planning needs."""
+    addresses, errors = apart(fan_out(agents, lambda name: address_of(agents[name])))
+
+    def ask(name: str) -> tuple[Facts, dict[str, Any] | None]:
+        request = {"only": "plan", "peers": peers_of(name, addresses), "ifname": agents[name].host.ifname}
+        conversation, lacking = begin(agents[name], request, code)
+        try:
+            return facts_from(agents[name].host, conversation, FACTS_S), lacking
+        finally:
+            conversation.close()
+
+    answers, more = apart(fan_out(addresses, ask))
+    lacking = {name: lacks for name, (_, lacks) in answers.items() if lacks}
+    return Survey({name: facts for name, (facts, _) in answers.items()}, {**errors, **more}, (), lacking)
+
+
+class Asking:
+    """A conversation with each host, in two rounds."""
+
+    def __init__(
+        self, agents: Mapping[str, Agent], inventory: Inventory, need: Need, code: dict[str, Any] | None
+    ) -> None:
+        self.agents, self.inventory, self.need, self.code = agents, inventory, need, code
+        self.token = os.urandom(16).hex()
+        self.conversations: dict[str, Conversation] = {}
+        self.errors: dict[str, RingctlError] = {}
+        self.facts: dict[str, Facts] = {}
+        self.lacking: dict[str, dict[str, Any]] = {}
+        self.pairs: list[Pair] = []
+
+    def close(self) -> None:
+        for conversation in self.conversations.values():
+            conversation.close()
+
+    def survey(self) -> Survey:
+        order = [name for name in self.agents if name in self.facts]
+        facts = {name: self.facts[name] for name in order}
+        return Survey(facts, self.errors, tuple(self.pairs), self.lacking)
+
+    # Round one
+
+    def ask_facts(self) -> None:
+        addresses = self._note(fan_out(self.agents, lambda name: address_of(self.agents[name])))
+        self.facts = self._note(fan_out(addresses, lambda name: self._facts(name, addresses)))
+
+    def _facts(self, name: str, addresses: Mapping[str, str]) -> Facts:
+        agent = self.agents[name]
+        self.conversations[name], lacking = begin(agent, self._request(agent.host, addresses), self.code)
+        if lacking:
+            self.lacking[name] = lacking
+        facts = facts_from(agent.host, self.conversations[name], DEEP_S if self.need.deep else FACTS_S)
+        noise = self.conversations[name].noise.decode(errors="replace").strip()
+        return replace(facts, noise=noise[:200])
+
+    def _request(self, host: Host, addresses: Mapping[str, str]) -> dict[str, Any]:
+        return {
+            "host": host.name,
+            "peers": peers_of(host.name, addresses),
+            "names": [each.name for each in self.inventory.hosts if each.name in self.agents],
+            "ifname": host.ifname,
+            "data_address": host.data_address,
+            "master": host.name == self.inventory.master and len(self.agents) > 1,
+            "port": self.need.port if host.name == self.inventory.master else 0,
+            "env": to_json(host.env) if host.env else None,
+            "packages": list(PACKAGES),
+            "workdir": host.workdir,
+            "data": self.need.data,
+            "deep": self.need.deep,
+            "token": self.token,
+        }
+
+    # Round two
+
+    def dial(self) -> None:
+        alone = [name for name in self.facts if self.agents[name].host.local and len(self.facts) == 1]
+        results = self._note(fan_out([name for name in self.facts if name not in alone], self._dial))
+        for name, (facts, pairs) in results.items():
+            self.facts[name] = facts
+            self.pairs += pairs
+
+    def _dial(self, name: str) -> tuple[Facts, list[Pair]]:
+        conversation, facts = self.conversations[name], self.facts[name]
+        before = time.time()
+        conversation.say({"peers": self._peers(name)})
+        theirs = conversation.answer(FACTS_S)["time"]
+        half = (time.time() - before) / 2
+        if not self.agents[name].host.local:
+            facts = replace(facts, clock_s=float(theirs) - before - half, clock_error_s=half)
+        told = conversation.answer(DIALS_S)["pairs"]
+        return facts, [from_json(Pair, {**pair, "source": name}) for pair in told]
+
+    def _peers(self, name: str) -> list[dict[str, Any]]:
+        """Whom a host dials, beginning with the one after it: so not all measure the same one at once."""
+        names = list(self.facts)
+        place = names.index(name)
+        peers = []
+        for peer in names[place + 1 :] + names[:place]:
+            about = self.facts[peer]
+            address = self.agents[peer].host.data_address or about.data_address
+            for number, port in enumerate(about.listening):
+                peers.append({"name": peer, "address": address, "port": port, "measure": number == 0})
+        return peers
+
+    def _note(self, results: dict[str, T | RingctlError]) -> dict[str, T]:
+        found, errors = apart(results)
+        self.errors.update(errors)
+        for name in errors:
+            self.facts.pop(name, None)
+        return found
+
+
+def apart(results: dict[str, T | RingctlError]) -> tuple[dict[str, T], dict[str, RingctlError]]:
+    """(what worked, what did not)."""
+    good = {name: found for name, found in results.items() if not isinstance(found, RingctlError)}
+    return good, {name: found for name, found in results.items() if isinstance(found, RingctlError)}
+
+
+def address_of(agent: Agent) -> str:
+    """Where the others will find it, as far as that is known before asking."""
+    return agent.host.data_address or agent.transport.address() or agent.host.address
+
+
+def peers_of(name: str, addresses: Mapping[str, str]) -> list[str]:
+    return [address for peer, address in addresses.items() if peer != name and address]
+
+
+def begin(
+    agent: Agent, request: dict[str, Any], code: dict[str, Any] | None
+) -> tuple[Conversation, dict[str, Any] | None]:
+    """Start the probe; in the same process, ask what the code store lacks of the snapshot `code`: a host's
+    Python takes longer to start than to answer."""
+    if code is None or agent.host.local:
+        return agent.converse(PROBE, "probe", [request]), None
+    conversation = agent.converse(PROBE, "hoststore:check,probe", [code, request])
+    try:
+        return conversation, conversation.answer(FACTS_S)
+    except BaseException:
+        conversation.close()
+        raise
+
+
+def facts_from(host: Host, conversation: Conversation, seconds: float) -> Facts:
+    answer = conversation.answer(seconds)
+    try:
+        return from_json(Facts, {**answer, "host": host.name})
+    except (TypeError, KeyError, ValueError, AttributeError):
+        raise HostError(host.name, "its probe answered something else than facts") from None
