@@ -98,7 +98,7 @@ class Looking:
         if not told:
             said = err.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
             return {"problem": f"{self.python} does not work; it said: {said[0]}", "kind": "broken"}
-        return dict(json.loads(text), only_interactive=self.interactive)
+        return dict(json.loads(text), path=self.python, only_interactive=self.interactive)
 
 
 def python_of(env: dict[str, str] | None) -> tuple[str, dict[str, str]]:

@@ -12,6 +12,7 @@ FILES = (
     "hoststore.py",
     "hostenv.py",
     "hostlook.py",
+    "hostdata.py",
     "preflight/probe.py",
     "preflight/hostfacts.py",
     "preflight/mesh.py",
@@ -45,21 +46,27 @@ sys.exit(code)
 """
 
 # Writes the kit from stdin: beside its place first, then renamed, so that it is there whole or not at all.
+# What the disk refuses is told with what it has left.
+CANNOT = b"--ringctl-cannot--"
 INSTALL = """
 import json, os, shutil, sys, tempfile
 os.umask(0o077)
 folder, files = os.path.expanduser(sys.argv[1]), json.loads(sys.stdin.buffer.read())
-os.makedirs(os.path.dirname(folder), exist_ok=True)
-beside = tempfile.mkdtemp(dir=os.path.dirname(folder))
-for name, text in files.items():
-    with open(os.path.join(beside, name), "w", encoding="utf-8") as f:
-        f.write(text)
+beside = ""
 try:
+    os.makedirs(os.path.dirname(folder), exist_ok=True)
+    beside = tempfile.mkdtemp(dir=os.path.dirname(folder))
+    for name, text in files.items():
+        with open(os.path.join(beside, name), "w", encoding="utf-8") as f:
+            f.write(text)
     os.rename(beside, folder)
-except OSError:
-    shutil.rmtree(beside)
+except OSError as error:
+    shutil.rmtree(beside, ignore_errors=True)
     if not os.path.isdir(folder):
-        raise
+        about = os.statvfs(os.path.expanduser("~"))
+        left = about.f_favail if about.f_files else -1
+        print("--ringctl-cannot--" + json.dumps([error.errno, error.strerror, str(error.filename), left]))
+        sys.exit(1)
 print("--ringctl-installed--")
 """
 INSTALLED = b"--ringctl-installed--\n"

@@ -95,7 +95,8 @@ class EnvLook:
     problem: str = ""  # why there is none
     kind: str = ""  # of that problem: "missing" or "broken"
     python: str = ""
-    executable: str = ""
+    executable: str = ""  # as it calls itself
+    path: str = ""  # as it is called
     packages: Mapping[str, str | None] = field(default_factory=dict)
     torchvision_for: str = ""  # the torch that its torchvision was made for
     only_interactive: bool = False  # its conda was found only by asking an interactive shell

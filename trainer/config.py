@@ -105,13 +105,11 @@ def _parser() -> argparse.ArgumentParser:
     add(how, "seed", _whole(0, 2**32 - 1), "same seed, same ranks, same machines: same result", "N")
     add(how, "threads", _whole(1, 1024), "default: $OMP_NUM_THREADS, or as many as usable cores", "N")
     add(how, "timeout", _number(above=0, most=86400), "seconds to wait for the other ranks", "S")
-    look = {"dest": "check", "action": "store_const"}
-    how.add_argument(
-        "--check", const="all", default="", help="only look: exit 0 if right, 2 if not", **look
-    )
-    how.add_argument(
-        "--check-options", const="options", help="the same, without a look at the data", **look
-    )
+    for option, only, text in (
+        ("--check", "all", "only look: exit 0 if all is right, 2 if not"),
+        ("--check-options", "options", "the same, without a look at the data"),
+    ):
+        how.add_argument(option, dest="check", action="store_const", const=only, default="", help=text)
     hand = parser.add_argument_group("by hand; otherwise from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT")
     add(hand, "init-method", _tcp, "where rank 0 listens", "tcp://IP:PORT")
     add(hand, "rank", _whole(0), "which rank this is, from 0", "R")

@@ -151,7 +151,7 @@ def of_error(host: Host, error: Exception, chosen: Sequence[Check]) -> list[Chec
     words = error.words if isinstance(error, HostError) else str(error)
     fix = str(getattr(error, "fix", ""))
     order = ["ssh_connect", "ssh_hostkey", "ssh_auth", "python_old"]
-    passed = order[: order.index(kind)] if kind in order else []
+    passed = order[: order.index(kind)] if kind in order else order
     results = []
     for check in chosen:
         if check.name == kind:

@@ -25,7 +25,7 @@ def env_broken(view: View) -> Iterator[Finding]:
 def conda_shell(view: View) -> Iterator[Finding]:
     env = view.facts.env
     if env and env.only_interactive and view.host.env:
-        prefix = env.executable.rpartition("/bin/")[0]
+        prefix = env.path.rpartition("/bin/")[0]
         yield Finding(
             "warn",
             "its conda is only known to interactive shells (.bashrc), which ringctl had to ask",
@@ -61,6 +61,7 @@ def torchvision(view: View) -> Iterator[Finding]:
 
 
 def versions(view: View) -> Iterator[Finding]:
+    """The first that differs: another torch comes with another torchvision."""
     for what in ("torch", "torchvision", "python"):
         mine = version_of(view.facts, what)
         all_of_them = Counter(version_of(facts, what) for facts in view.survey.facts.values())
@@ -75,6 +76,7 @@ def versions(view: View) -> Iterator[Finding]:
                 fixes.environment(view.host),
                 blocking=what == "torch" and view.need.command == "trainer",
             )
+            return
 
 
 def stale_env(view: View) -> Iterator[Finding]:

@@ -50,7 +50,7 @@ def firewall(target: Facts, source: str) -> str:
         "iptables": f"sudo iptables -I INPUT -p tcp -s {source} -j ACCEPT",
     }
     tool = next((name for name in lines if name in target.firewalls), "iptables")
-    return f"on {target.host}: {lines[tool]}"
+    return lines[tool]
 
 
 def mtu(name: str, wanted: int) -> str:

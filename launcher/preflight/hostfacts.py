@@ -257,15 +257,15 @@ def source_address(peer: str) -> str:
 
 
 def data_path(peers: list[str], wanted: str, has: list[dict[str, Any]]) -> tuple[str, str, dict[str, str]]:
-    """(address, interface) for gradients: the interface that is wanted, else the one towards the peers,
-    loopback when there are none; and the interface towards each peer."""
+    """(address, interface) for gradients: the interface that is wanted if it has an address, else the one
+    towards the peers, loopback when there are none; and the interface towards each peer."""
     names = {each["address"]: each["name"] for each in has if each["address"]}
     routes = {peer: names.get(source_address(peer), "") for peer in peers}
     towards = next((name for name in routes.values() if name), "")
-    chosen = wanted if any(each["name"] == wanted for each in has) else towards
-    for each in has:
-        if each["name"] == chosen and each["address"]:
-            return each["address"], chosen, routes
+    for chosen in (wanted, towards):
+        for each in has:
+            if each["name"] == chosen and each["address"]:
+                return each["address"], chosen, routes
     return "127.0.0.1", names.get("127.0.0.1", "lo"), routes
 
 
@@ -364,13 +364,21 @@ def write_test(place: str) -> str:
 def dataset(path: str) -> dict[str, str]:
     """MNIST's files in the folder that ranks will be told: the shape of each, or what is wrong with it."""
     root = os.path.expanduser(path)
-    for suffix in ("", ".gz"):
-        for place in (os.path.join(root, "MNIST", "raw"), os.path.join(root, "raw"), root):
-            if all(os.path.isfile(os.path.join(place, name + suffix)) for name in IDX_FILES):
-                return {name: idx_file(os.path.join(place, name), suffix) for name in IDX_FILES}
+    place, suffix = idx_place(root)
+    if place:
+        return {name: idx_file(os.path.join(place, name), suffix) for name in IDX_FILES}
     if not os.path.isdir(root):
         return {"": f"there is no folder {path}"}
     return {"": f"{path} lacks MNIST's files: {', '.join(IDX_FILES)}, or all four as .gz"}
+
+
+def idx_place(root: str) -> tuple[str, str]:
+    """(the folder at or below `root` that ranks read all four files from, "" or ".gz"); "" if there is none."""
+    for suffix in ("", ".gz"):
+        for place in (os.path.join(root, "MNIST", "raw"), os.path.join(root, "raw"), root):
+            if all(os.path.isfile(os.path.join(place, name + suffix)) for name in IDX_FILES):
+                return place, suffix
+    return "", ""
 
 
 def idx_file(path: str, suffix: str) -> str:
@@ -471,7 +479,10 @@ def shared_memory() -> int:
 
 
 def runs_here() -> list[str]:
-    states = beside("hostd").command_runs({})["runs"]
+    try:
+        states = beside("hostd").command_runs({})["runs"]
+    except OSError:
+        return []  # a folder that is not ours: that has a check of its own
     return [str(state["run"]) for state in states if state.get("state") in ("starting", "running")]
 
 

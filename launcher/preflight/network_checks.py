@@ -60,15 +60,19 @@ def alias_missing(view: View) -> Iterator[Finding]:
 
 def alias_elsewhere(view: View) -> Iterator[Finding]:
     for peer, means in aliases(view):
-        its = {interface.address for interface in peer.interfaces if not is_loopback(interface.address)}
-        its |= {view.address_of(peer), view.of(peer.host).host.address}
-        if means and not its & set(means):
+        if means and not addresses_of(view, peer) & set(means):
             yield Finding(
                 "warn",
                 f"{peer.host} means {', '.join(means)} there; ringctl uses numbers",
                 f"{peer.host} means {view.address_of(peer)}",
                 fixes.hosts_line(view.facts, view.address_of(peer), peer.host),
             )
+
+
+def addresses_of(view: View, peer: Facts) -> set[str]:
+    """What a name of another host may mean."""
+    its = {interface.address for interface in peer.interfaces if not is_loopback(interface.address)}
+    return its | {view.address_of(peer), view.of(peer.host).host.address}
 
 
 def ifname(view: View) -> Iterator[Finding]:
@@ -96,7 +100,9 @@ def twins(view: View) -> dict[str, str]:
 
 
 def route(view: View) -> Iterator[Finding]:
-    missing = [peer for peer, name in view.facts.routes.items() if not name]
+    foreign = [view.of(peer.host) for peer in view.peers if view.of(peer.host).host.data_address]
+    wrong = {peer.host.data_address for peer in foreign if any(data_address(peer))}  # said already, of them
+    missing = [peer for peer, name in view.facts.routes.items() if not name and peer not in wrong]
     if missing:
         fix = "give the hosts addresses of one network, or write `data_address` for each in the inventory"
         yield blocker(f"there is no route to {', '.join(missing)}", "a route to every host", fix)
@@ -111,38 +117,37 @@ def data_address(view: View) -> Iterator[Finding]:
 
 
 def firewall(view: View) -> Iterator[Finding]:
-    if explained_by_interface(view):
+    """Said of the host that others do not get through to: there something can be done about it."""
+    if explained_by_interface(view) or not view.facts.listening:
         return
-    for pair in view.pairs():
-        target = view.survey.facts[pair.target]
-        if not pair.problem or not pair.large or explained_by_interface(view.of(pair.target)):
+    for pair in view.incoming():
+        if not pair.problem or not pair.large or explained_by_interface(view.of(pair.source)):
             continue
-        if pair.port != target.listening[0] and not reaches(view, pair.target):
+        if pair.port != view.facts.listening[0] and not reached_from(view, pair.source):
             continue  # said already for the port before it
-        name = view.facts.host
+        what = "no connection" if not reached_from(view, pair.source) else f"no connection to {pair.port}"
         yield blocker(
-            f"{name} gets no connection to {pair.target} ({view.address_of(target)}:{pair.port}): "
-            f"{pair.problem}",
+            f"{what} gets through to it: {pair.problem}",
             "TCP on all ports between the hosts",
-            fixes.firewall(target, view.address),
-            peer=pair.target,
+            fixes.firewall(view.facts, view.of(pair.source).address),
+            peer=pair.source,
         )
 
 
-def reaches(view: View, target: str) -> bool:
-    """Whether the first port that was tried, one as gloo takes them, is reached."""
-    first = view.survey.facts[target].listening[0]
-    return any(p.target == target and p.port == first and not p.problem for p in view.pairs())
+def reached_from(view: View, source: str) -> bool:
+    """Whether a host gets through to a port of the ephemeral range, where gloo listens."""
+    first = view.facts.listening[0]
+    return any(p.source == source and p.port == first and not p.problem for p in view.incoming())
 
 
 def mtu(view: View) -> Iterator[Finding]:
-    for pair in view.pairs():
+    for pair in view.incoming():
         if pair.problem and not pair.large:
             yield blocker(
-                f"small messages to {pair.target} arrive, large ones do not",
+                "small messages get through to it, large ones do not",
                 "messages of any size arrive",
                 fixes.mtu(view.facts.ifname, 1400),
-                peer=pair.target,
+                peer=pair.source,
             )
     own = mtu_of(view.facts)
     usual = Counter(mtu_of(facts) for facts in view.survey.facts.values()).most_common(1)[0][0]

@@ -129,20 +129,32 @@ def summary_rows(pairs: Sequence[Pair]) -> list[Row]:
 
 def attention_lines(examined: Examined) -> list[str]:
     """Only what is not well, the worst first; what several hosts share is said once."""
-    groups: dict[tuple[str, ...], list[CheckResult]] = {}
+    lines = []
+    for (status, name, found, wanted, peers, fixes), hosts in shared_findings(examined).items():
+        where = f", from {grouped(peers)}" if peers else ""
+        lines.append(f"{SYMBOLS[status]} {grouped(hosts)}: {found}{where} ({name})")
+        lines += [f"    wanted: {wanted}"] if wanted else []
+        lines += [f"    {line}" for fix in fixes for line in fix.splitlines()]
+    return lines
+
+
+Shared = tuple[str, str, str, str, tuple[str, ...], tuple[str, ...]]
+
+
+def shared_findings(examined: Examined) -> dict[Shared, list[str]]:
+    """(status, check, found, wanted, peers, fixes) -> the hosts of which just that was said."""
+    by_host: dict[tuple[str, ...], list[CheckResult]] = {}
     for status in ("fail", "warn"):
         for result in examined.results:
             if result.status == status:
-                key = (result.status, result.name, result.found, result.wanted, result.fix)
-                groups.setdefault(key, []).append(result)
-    lines = []
-    for results in groups.values():
-        first = results[0]
-        hosts = grouped(list(dict.fromkeys(result.host for result in results)))
-        lines.append(f"{SYMBOLS[first.status]} {hosts}: {first.found} ({first.name})")
-        lines += [f"    wanted: {first.wanted}"] if first.wanted else []
-        lines += [f"    {line}" for line in first.fix.splitlines()]
-    return lines
+                key = (status, result.name, result.found, result.wanted, result.host)
+                by_host.setdefault(key, []).append(result)
+    shared: dict[Shared, list[str]] = {}
+    for (status, name, found, wanted, host), results in by_host.items():
+        peers = tuple(result.peer for result in results if result.peer)
+        fixes = tuple(dict.fromkeys(result.fix for result in results if result.fix))
+        shared.setdefault((status, name, found, wanted, peers, fixes), []).append(host)
+    return shared
 
 
 def verdict(examined: Examined) -> str:

@@ -48,10 +48,6 @@ class View:
         """Where it takes gradients."""
         return self.host.data_address or self.facts.data_address
 
-    def pairs(self) -> list[Pair]:
-        """What it found when it dialled others."""
-        return [pair for pair in self.survey.pairs if pair.source == self.host.name]
-
     def of(self, name: str) -> View:
         """Another host in the same survey."""
         host = next(host for host in self.inventory.hosts if host.name == name)

@@ -9,6 +9,8 @@ So fish, tcsh, a .bashrc that prints, and anything in an inventory are harmless.
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
 import shlex
 import threading
 import time
@@ -57,7 +59,7 @@ class SshTransport:
         argv = [self.host.python, "-I", "-c", kit.INSTALL, kit.folder()]
         done = self.run(argv, kit.contents(), 60.0)
         if kit.INSTALLED not in done.out:
-            raise HostError(self.host.name, f"cannot put ringctl's files there; it said: {done.last_words}")
+            raise not_installed(self.host, done)
 
     def run(self, argv: Sequence[str], stdin: bytes, timeout: float) -> Completed:
         deadline = time.monotonic() + timeout
@@ -178,6 +180,21 @@ class SshChannel:
 
     def close(self) -> None:
         self._channel.close()
+
+
+def not_installed(host: Host, done: Completed) -> HostError:
+    """Why our files are not there: the disk, its owner, or something else."""
+    _, told, text = done.out.partition(kit.CANNOT)
+    if not told:
+        words = f"cannot put ringctl's files there; it said: {done.last_words}"
+        return HostError(host.name, words, kind="python_old")
+    number, why, path, inodes = json.loads(text.split(b"\n")[0])
+    words = f"cannot put ringctl's files there: {path}: {why}"
+    if number not in (errno.ENOSPC, errno.EDQUOT):
+        return HostError(host.name, words, fix="make ~/.ringctl yours, and writable", kind="folders")
+    if inodes == 0:
+        return HostError(host.name, words, fix="df -i ~  # then remove small files", kind="inodes")
+    return HostError(host.name, words, fix="df -h ~  # then remove what is not needed", kind="disk")
 
 
 # --- Bytes ---------------------------------------------------------------------------------------
