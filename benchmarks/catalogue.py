@@ -9,6 +9,7 @@ from benchmarks.follow_hosts import follow_hosts
 from benchmarks.log_throughput import log_throughput
 from benchmarks.measurement import Measurement
 from benchmarks.over_ssh import controller, over_ssh
+from benchmarks.preflight import all_pairs, preflight
 from benchmarks.push_tree import push_tree
 from benchmarks.startup import startup
 from benchmarks.workbench import Workbench
@@ -21,6 +22,8 @@ BENCHMARKS: dict[str, Benchmark] = {
     "log_throughput": log_throughput,
     "over_ssh": over_ssh,
     "controller": controller,
+    "preflight": preflight,
+    "all_pairs": all_pairs,
     "push_tree": push_tree,
     "follow_hosts": follow_hosts,
 }

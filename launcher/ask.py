@@ -115,8 +115,10 @@ def run(
     master_port: int | None = None,
     prefork: bool = True,
     variables: Mapping[str, str] | None = None,
+    pushes: bool = True,
 ) -> Asked:
-    """What `launch` and `preflight` are told, checked as far as this machine can."""
+    """What `launch` and `preflight` are told, checked as far as this machine can. Code that is not going to
+    be pushed is not looked at."""
     from launcher import push
     from launcher.run import new_run_id
 
@@ -124,7 +126,7 @@ def run(
     place(hosts, world)
     away = not all(host.local for host in hosts.hosts)
     check_command(command, away=away)
-    snapshot = push.of_command(command, TRAINER) if away else None
+    snapshot = push.of_command(command, TRAINER) if away and pushes else None
     options = LaunchOptions(
         run=new_run_id(),
         name=run_name(name),
@@ -222,6 +224,8 @@ def script_of(words: list[str]) -> str:
 
 def check_trainer(options: tuple[str, ...], how: str) -> None:
     """Let the trainer itself judge its options; it does that without importing torch."""
+    if not options:
+        return
     argv = [sys.executable, "-S", TRAINER, how, *options]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:

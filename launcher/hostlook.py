@@ -1,8 +1,8 @@
 """Looks into the ranks' environment on a host: one file, standard library only, Python 3.8 and up.
 
 It is pushed beside hostd.py, and activates the environment with hostd's own functions, so that what is looked
-at is what a run will start in. One JSON request on stdin (`env`, `packages`, whether to look `deep`); the
-answer is on stdout after a line that reads SENTINEL.
+at is what a run will start in. One JSON request on stdin (`env`, `packages`, whether to look `deep`; or, with
+`search`, all that are in the usual places); the answer is on stdout after a line that reads SENTINEL.
 """
 
 from __future__ import annotations
@@ -20,19 +20,43 @@ if TYPE_CHECKING:
 hostd: Any = importlib.import_module("hostd")  # beside this file on a host; there is no package there
 
 LOOK_S, DEEP_S = 30.0, 120.0
+VENVS = (("~/venvs", "venv"), ("~/.virtualenvs", "venv"))
+MOST_FOUND = 16  # environments that a search looks into, side by side
 
 # Runs in the environment's own Python, which need not be one that this file runs in. Versions come from the
-# packages' own records, read here: `importlib.metadata` takes longer than Python itself.
+# packages' own records, read here: `importlib.metadata` takes longer than Python itself. Without `site`,
+# which does too, it looks where `site` would; only if something is not there is it asked properly.
 LOOK = r"""
-import json, os, re, sys
-def key(name):
-    return re.sub("[-_.]+", "-", name).lower()
-def requirement(text):
-    found = re.search(r"^Requires-Dist: torch *\(?==([0-9.]+)", text, re.M)
-    return found.group(1) if found else ""
+import os, sys
+try:
+    import _signal
+    _signal.alarm(150)  # should whoever asks be gone by then
+except ImportError:
+    pass
 deep, wanted = sys.argv[2] == "deep", sys.argv[3:]
-packages, made_for, imports = dict.fromkeys(wanted), "", {}
-for folder in [os.getcwd() if place == "" else place for place in sys.path]:
+def plain(name):
+    return name.replace("_", "-").replace(".", "-").lower()
+def made_for(path):
+    with open(path) as f:
+        for line in f:
+            words = line.replace("(", " ").replace(")", " ").replace("==", " == ").split()
+            if words[:3] == ["Requires-Dist:", "torch", "=="]:
+                return words[3].rstrip(";")
+    return ""
+def folders():
+    places = [os.getcwd() if place == "" else place for place in sys.path]
+    if "site" in sys.modules:
+        return places
+    version = "python%d.%d" % tuple(sys.version_info[:2])
+    own = os.path.dirname(os.path.dirname(os.path.abspath(sys.executable)))
+    if os.path.exists(os.path.join(own, "pyvenv.cfg")):
+        return places + [os.path.join(own, "lib", version, "site-packages")]
+    places += [os.path.join(os.path.expanduser("~/.local/lib"), version, "site-packages")]
+    places += [os.path.join(sys.prefix, "local/lib", version, "dist-packages")]
+    places += [os.path.join(sys.prefix, "lib", version, "site-packages")]
+    return places + ["/usr/lib/python3/dist-packages"]
+found, pair = {}, ""
+for folder in folders():
     try:
         names = os.listdir(folder)
     except OSError:
@@ -43,50 +67,81 @@ for folder in [os.getcwd() if place == "" else place for place in sys.path]:
         if kind not in (".dist-info", ".egg-info") or len(parts) < 2:
             continue
         for name in wanted:
-            if key(parts[0]) == key(name) and packages[name] is None:
-                packages[name] = parts[1]
+            if plain(parts[0]) == plain(name) and name not in found:
+                found[name] = parts[1]
                 if name == "torchvision":
                     try:
-                        with open(os.path.join(folder, entry, "METADATA")) as f:
-                            made_for = requirement(f.read())
+                        pair = made_for(os.path.join(folder, entry, "METADATA"))
                     except (IOError, OSError, ValueError):
                         pass
+lines = ["python=%d.%d.%d" % tuple(sys.version_info[:3]), "executable=" + sys.executable]
+lines += ["machine=" + os.uname()[4], "torchvision_for=" + pair]
+lines += ["packages.%s=%s" % item for item in found.items()]
 if deep:
     for name in ("torch", "torchvision", "torch.distributed"):
         try:
             __import__(name)
-            imports[name] = ""
+            why = ""
         except BaseException as error:
-            imports[name] = "%s: %s" % (type(error).__name__, str(error).split("\n")[0])
-    if not imports["torch.distributed"] and not sys.modules["torch.distributed"].is_gloo_available():
-        imports["torch.distributed"] = "this torch was built without gloo"
-sys.stdout.write(sys.argv[1] + json.dumps({
-    "python": "%d.%d.%d" % tuple(sys.version_info[:3]), "executable": sys.executable,
-    "machine": os.uname()[4], "packages": packages, "torchvision_for": made_for, "imports": imports}))
+            why = "%s: %s" % (type(error).__name__, str(error).split("\n")[0])
+        if name == "torch.distributed" and not why and not sys.modules[name].is_gloo_available():
+            why = "this torch was built without gloo"
+        lines.append("imports.%s=%s" % (name, why))
+sys.stdout.write(sys.argv[1] + "\n".join(lines) + "\n")
 """
+
+
+def read_look(text: str, packages: list[str]) -> dict[str, Any]:
+    """What LOOK printed."""
+    answer: dict[str, Any] = {"packages": dict.fromkeys(packages), "imports": {}}
+    for line in text.splitlines():
+        key, _, value = line.partition("=")
+        part, dot, name = key.partition(".")
+        if dot and part in ("packages", "imports"):
+            answer[part][name] = value
+        else:
+            answer[key] = value
+    return answer
 
 
 class Looking:
     """The environment's Python, at work since this was made."""
 
     def __init__(self, request: dict[str, Any]) -> None:
-        self.deep = bool(request.get("deep"))
+        self.deep, self.packages = bool(request.get("deep")), list(request["packages"])
         self.refused, self.interactive = "", False
         try:
-            self.python, environ = python_of(request.get("env"))
+            self.python, self.environ = python_of(request.get("env"))
             self.interactive = needs_a_terminal(request.get("env"))
-            self.process = start(self.python, environ, self.deep, request["packages"])
+            self.process = self.start(quick=not self.deep)
         except hostd.Refused as error:
             self.refused = str(error)
         except OSError as error:
             self.refused = f"{error.filename}: {error.strerror}"
 
-    def result(self) -> dict[str, Any]:
-        """What it found; else a `problem`, and whether the environment is "missing" or "broken"."""
+    def start(self, quick: bool) -> Any:
         import subprocess
 
+        pipe = subprocess.PIPE
+        argv = [self.python] + (["-S"] if quick else [])
+        argv += ["-c", LOOK, hostd.SENTINEL.decode(), "deep" if self.deep else ""] + self.packages
+        return subprocess.Popen(
+            argv, env=self.environ, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True
+        )
+
+    def result(self) -> dict[str, Any]:
+        """What it found; else a `problem`, and whether the environment is "missing" or "broken"."""
         if self.refused:
             return {"problem": self.refused, "kind": "missing"}
+        answer = self.answer()
+        if not self.deep and None in answer.get("packages", {}).values():
+            self.process = self.start(quick=False)
+            answer = self.answer()
+        return dict(answer, path=self.python, only_interactive=self.interactive)
+
+    def answer(self) -> dict[str, Any]:
+        import subprocess
+
         seconds = DEEP_S if self.deep else LOOK_S
         try:
             out, err = self.process.communicate(timeout=seconds)
@@ -98,7 +153,7 @@ class Looking:
         if not told:
             said = err.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
             return {"problem": f"{self.python} does not work; it said: {said[0]}", "kind": "broken"}
-        return dict(json.loads(text), path=self.python, only_interactive=self.interactive)
+        return read_look(text.decode(errors="replace"), self.packages)
 
 
 def python_of(env: dict[str, str] | None) -> tuple[str, dict[str, str]]:
@@ -120,20 +175,61 @@ def needs_a_terminal(env: dict[str, str] | None) -> bool:
     return not (hostd.named_prefix(env["value"], dict(os.environ)) or hostd.made_venv(env["value"]))
 
 
-def start(python: str, environ: dict[str, str], deep: bool, packages: list[str]) -> Any:
-    import subprocess
+# --- Searching -----------------------------------------------------------------------------------
 
-    pipe = subprocess.PIPE
-    argv = [python, "-c", LOOK, hostd.SENTINEL.decode(), "deep" if deep else "quick"] + packages
-    return subprocess.Popen(
-        argv, env=environ, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True,
-        preexec_fn=lambda: hostd.prctl(hostd.PR_SET_PDEATHSIG, signal.SIGKILL),
-    )  # fmt: skip
+
+def search(packages: list[str]) -> dict[str, Any]:
+    """{"found": what Looking says of each environment in the usual places that works, with its `env`}."""
+    todo = [(env, Looking({"env": env, "packages": packages})) for env in usual_environments()]
+    found = [dict(looking.result(), env=env) for env, looking in todo]
+    return {"found": [about for about in found if not about.get("problem")]}
+
+
+def usual_environments() -> list[dict[str, str]]:
+    """What an inventory would call them: conda's, ours, virtual ones, and the Python on PATH."""
+    found = {os.path.realpath(prefix): env_at(prefix) for prefix in conda_prefixes()}
+    for pattern, kind in ((os.path.join(hostd.home_folder(), "venvs"), "conda"), *VENVS):
+        for prefix in below(os.path.expanduser(pattern)):
+            value = os.path.basename(prefix) if kind == "conda" else with_tilde(prefix)
+            if hostd.has_python(prefix):
+                found.setdefault(os.path.realpath(prefix), {"kind": kind, "value": value})
+    python = hostd.find_program("python3", os.environ.get("PATH", os.defpath), "/")
+    on_path = [{"kind": "python", "value": str(python)}] if python else []
+    return list(found.values())[: MOST_FOUND - 1] + on_path
+
+
+def conda_prefixes() -> list[str]:
+    bases = hostd.conda_bases(dict(os.environ))
+    prefixes = [prefix for base in bases for prefix in below(os.path.join(base, "envs")) + [base]]
+    return [
+        prefix
+        for prefix in prefixes + hostd.recorded_prefixes()
+        if hostd.has_python(prefix) and os.path.isdir(os.path.join(prefix, "conda-meta"))
+    ]
+
+
+def env_at(prefix: str) -> dict[str, str]:
+    """By its name, where that means this one."""
+    above, name = os.path.split(prefix)
+    named = hostd.named_prefix(name, dict(os.environ)) if os.path.basename(above) == "envs" else None
+    return {"kind": "conda", "value": name if named == prefix else with_tilde(prefix)}
+
+
+def below(folder: str) -> list[str]:
+    try:
+        return [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
+    except OSError:
+        return []
+
+
+def with_tilde(path: str) -> str:
+    home = os.path.expanduser("~")
+    return "~" + path[len(home) :] if path.startswith(home + os.sep) else path
 
 
 def main() -> int:
     request = json.loads(sys.stdin.buffer.readline() or b"{}")
-    answer = Looking(request).result()
+    answer = search(request["packages"]) if request.get("search") else Looking(request).result()
     if answer.get("problem"):
         answer = {"kind": "error", "error": answer["problem"]}
     sys.stdout.buffer.write(hostd.SENTINEL + json.dumps(answer).encode() + b"\n")

@@ -119,6 +119,7 @@ class Facts:
     cwd: str = ""
 
     hostname: str = ""
+    identity: str = ""  # the same for two names of one host
     user: str = ""
     machine: str = ""
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # what each name means there

@@ -62,6 +62,8 @@ def make_plan(inventory: Inventory, facts: Mapping[str, Facts], options: LaunchO
     master = facts[placed[0][0].name]
     address = placed[0][0].data_address or master.data_address
     port = options.master_port or inventory.master_port or master.free_port
+    for host, _ in placed:
+        refuse_without_way(host, facts[host.name])
     if not port:
         raise PreflightError(f"{master.host}: no free port outside the ephemeral range for the master")
     shared = {
@@ -83,6 +85,15 @@ def make_plan(inventory: Inventory, facts: Mapping[str, Facts], options: LaunchO
         hosts=tuple(host_plan(host, ranks, facts[host.name], shared, options) for host, ranks in placed),
         code=options.code,
     )
+
+
+def refuse_without_way(host: Host, facts: Facts) -> None:
+    """Without a way to the others a host would wait for them at its own loopback, for ever."""
+    if facts.routes and not any(facts.routes.values()) and not host.data_address:
+        raise PreflightError(
+            f"{host.name}: it has no route to {', '.join(facts.routes)}",
+            fix="give each host a numeric IPv4 `address` or `data_address` that the others reach",
+        )
 
 
 def host_plan(

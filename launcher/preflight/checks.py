@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from launcher.errors import HostError
-from launcher.model import CheckResult, Host, Inventory, Status
+from launcher.model import CheckResult, Host, Status
 from launcher.preflight import environment_checks as env
 from launcher.preflight import machine_checks as own
 from launcher.preflight import network_checks as net
 from launcher.preflight.survey import Need, Survey
-from launcher.preflight.view import Finding, View
+from launcher.preflight.view import Finding, View, views_of
 
 Area = Literal["ssh", "python", "names", "network", "ports", "environment", "machine", "storage", "data"]
 Judge = Callable[[View], Iterable[Finding]]
@@ -77,6 +77,7 @@ CHECKS: tuple[Check, ...] = (
     Check("ssh_auth", "ssh", "it takes one of our keys", when_reached),
     Check("ssh_noise", "ssh", "its login shell prints nothing of its own", own.ssh_noise),
     Check("python_old", "python", "its python3 is 3.8 or newer", when_reached),
+    Check("twice", "names", "it is no other host under another name", net.twice, with_peers),
     Check("loopback_name", "names", "its own name does not mean loopback", net.loopback_name, with_peers),
     Check("multihomed", "names", "its own name does not mean another network", net.multihomed, with_peers),
     Check("alias_missing", "names", "it knows the other hosts by name", net.alias_missing, with_peers),
@@ -120,16 +121,16 @@ NAMES = tuple(check.name for check in CHECKS)
 
 
 def judge(
-    hosts: Sequence[Host], inventory: Inventory, need: Need, survey: Survey, names: Iterable[str] = NAMES
+    hosts: Sequence[Host], need: Need, survey: Survey, names: Iterable[str] = NAMES
 ) -> list[CheckResult]:
     """Every check on every host, whatever the others found."""
     chosen = [check for check in CHECKS if check.name in set(names)]
     results: list[CheckResult] = []
+    views = views_of(hosts, need, survey)
     for host in hosts:
-        if host.name in survey.facts:
-            view = View(host, survey.facts[host.name], inventory, need, survey)
+        if host.name in views:
             for check in chosen:
-                results += verdicts(check, view)
+                results += verdicts(check, views[host.name])
         else:
             results += of_error(host, survey.errors[host.name], chosen)
     return results

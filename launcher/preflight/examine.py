@@ -74,7 +74,7 @@ def examine(
     )
     survey = take(agents, inventory, need, code)
     hosts = tuple(host for host, _ in placed)
-    return Examined(hosts, survey, tuple(judge(hosts, inventory, need, survey, names)))
+    return Examined(hosts, survey, tuple(judge(hosts, need, survey, names)))
 
 
 def kind_of(command: Sequence[str]) -> Literal["trainer", "python", "other"]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import random
 import socket
 import struct
 import sys
@@ -177,9 +176,10 @@ def is_free(port: int) -> bool:
 def free_port() -> int:
     """A port that nobody listens on and that no outgoing connection will be given; 0 if there is none."""
     low, high = ephemeral_range()
-    candidates = [port for port in range(PORTS_FROM, 65536) if not low <= port <= high]
-    random.shuffle(candidates)
-    return next((port for port in candidates if is_free(port)), 0)
+    span = 65536 - PORTS_FROM
+    start = int.from_bytes(os.urandom(4), "big")
+    ports = (PORTS_FROM + (start + step) % span for step in range(span))
+    return next((port for port in ports if not low <= port <= high and is_free(port)), 0)
 
 
 def port_use(port: int) -> dict[str, Any] | None:
@@ -280,7 +280,7 @@ def meanings(names: list[str]) -> dict[str, list[str]]:
         while todo:
             try:
                 name = todo.pop(0)
-                found[name] = sorted({str(entry[4][0]) for entry in socket.getaddrinfo(name, None)})
+                found[name] = sorted({str(entry[4][0]) for entry in socket.getaddrinfo(name.encode(), None)})
             except (OSError, UnicodeError, IndexError):
                 continue
 
@@ -304,6 +304,12 @@ def hosts_lines(names: list[str]) -> list[str]:
 
 def home_folder() -> str:
     return os.environ.get("RINGCTL_HOME") or os.path.expanduser("~/.ringctl")
+
+
+def identity() -> str:
+    """The same for two names of one host: this machine since it was started, and this user's folder on it."""
+    place = os.stat(os.path.expanduser("~"))
+    return f"{text_of('/proc/sys/kernel/random/boot_id').strip()}:{place.st_dev}:{place.st_ino}"
 
 
 def folder(role: str, path: str) -> dict[str, Any]:
@@ -373,7 +379,7 @@ def dataset(path: str) -> dict[str, str]:
 
 
 def idx_place(root: str) -> tuple[str, str]:
-    """(the folder at or below `root` that ranks read all four files from, "" or ".gz"); "" if there is none."""
+    """(the folder at or below `root` with all four files, "" or ".gz"); "" if there is none."""
     for suffix in ("", ".gz"):
         for place in (os.path.join(root, "MNIST", "raw"), os.path.join(root, "raw"), root):
             if all(os.path.isfile(os.path.join(place, name + suffix)) for name in IDX_FILES):
@@ -451,8 +457,9 @@ def all_facts(request: dict[str, Any]) -> dict[str, Any]:
     places += [folder("workdir", request["workdir"])] if request.get("workdir") else []
     about = plan_facts(request, has)
     about.update(
-        hostname=hostname, user=user_name(), machine=os.uname().machine, names=meanings(names),
-        hosts_lines=hosts_lines(names), interfaces=has, port=port_use(int(request.get("port") or 0)),
+        hostname=hostname, identity=identity(), user=user_name(), machine=os.uname().machine,
+        names=meanings(names), hosts_lines=hosts_lines(names), interfaces=has,
+        port=port_use(int(request.get("port") or 0)),
         ephemeral=ephemeral_range(), memory=usable_memory(), shm=shared_memory(), folders=places,
         nofile=nofile, threads=threads, kills_on_logout=kills_on_logout(), cpu_flags=cpu_flags(),
         gpus=gpu_count(), runs=runs_here(), stale=sorted(k for k in os.environ if k.startswith(STALE)),

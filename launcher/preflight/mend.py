@@ -17,7 +17,7 @@ from launcher.preflight import fixes
 from launcher.preflight import network_checks as net
 from launcher.preflight.examine import Examined
 from launcher.preflight.survey import Need
-from launcher.preflight.view import View
+from launcher.preflight.view import View, views_of
 from launcher.remote import grouped
 from launcher.text import count
 from launcher.yamltext import Edit
@@ -196,13 +196,13 @@ def is_damaged(facts: Facts) -> bool:
 # --- Names ---------------------------------------------------------------------------------------
 
 
-def wrong_names(examined: Examined, inventory: Inventory) -> dict[str, dict[str, str]]:
+def wrong_names(examined: Examined) -> dict[str, dict[str, str]]:
     """By host: names that mean nothing or something else there, and what they should mean."""
     found: dict[str, dict[str, str]] = {}
+    views = views_of(examined.hosts, Need(), examined.survey)
     for result in remarks(examined, (*OWN_NAME, *ALIASES)):
-        host, facts = host_of(examined, result.host), examined.survey.facts[result.host]
-        view = View(host, facts, inventory, Need(), examined.survey)
-        names = {facts.hostname: view.address} if result.name in OWN_NAME else misunderstood(view)
+        view = views[result.host]
+        names = {view.facts.hostname: view.address} if result.name in OWN_NAME else misunderstood(view)
         found.setdefault(result.host, {}).update(
             {name: address for name, address in names.items() if can_be_named(name, address)}
         )
@@ -211,9 +211,9 @@ def wrong_names(examined: Examined, inventory: Inventory) -> dict[str, dict[str,
 
 def misunderstood(view: View) -> dict[str, str]:
     return {
-        peer.host: view.address_of(peer)
+        peer.host.name: peer.address
         for peer, means in net.aliases(view)
-        if not net.addresses_of(view, peer) & set(means)
+        if not net.addresses_of(peer) & set(means)
     }
 
 
@@ -226,7 +226,7 @@ def can_be_named(name: str, address: str) -> bool:
 
 
 def name_hosts(examined: Examined, means: Means) -> Iterator[Action]:
-    wrong = wrong_names(examined, means.inventory)
+    wrong = wrong_names(examined)
     names = {host: its for host, its in wrong.items() if host in means.sudo}
     for host in in_order(examined, names):
         lines = ", ".join(f"{address} {name}" for name, address in names[host].items())

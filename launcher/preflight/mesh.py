@@ -29,7 +29,8 @@ STEP_S = 2.0  # for each message after that
 SAMPLE_S = 0.3  # of throughput, at most
 MEASURE_S = 3.0  # for all samples of a host
 LARGE = 64 << 10  # several jumbo frames
-PINGS = 5
+SAMPLE, PINGS = 512 << 10, 5
+FEW = 16  # peers; with more of them each is measured more briefly
 LONGEST_HELLO = 1 << 12
 READ, WRITE = select.EPOLLIN, select.EPOLLOUT
 
@@ -192,8 +193,8 @@ def dial_all(
     serve_until(lambda: all(r["problem"] != "not tried" for r in results), loop, servers, name, token, 15.0)
     order = {peer["name"]: place for place, peer in enumerate(peers)}
     open_ones.sort(key=lambda pair: order[pair[1]["target"]])
-    sample = (512 if len(peers) <= 16 else 128) << 10
-    loop.start(measure_all(open_ones, sample))
+    few = len(peers) <= FEW
+    loop.start(measure_all(open_ones, SAMPLE if few else LARGE, PINGS if few else 2))
     serve_until(lambda: not open_ones, loop, servers, name, token, 10.0)
     return results
 
@@ -276,7 +277,7 @@ def readable(sock: socket.socket) -> bool:
         return False
 
 
-def measure_all(open_ones: list[tuple[socket.socket, dict[str, Any]]], sample: int) -> Task:
+def measure_all(open_ones: list[tuple[socket.socket, dict[str, Any]]], sample: int, pings: int) -> Task:
     """One after the other, so that they do not measure each other."""
     over = time.monotonic() + MEASURE_S
     while open_ones:
@@ -284,15 +285,15 @@ def measure_all(open_ones: list[tuple[socket.socket, dict[str, Any]]], sample: i
         with sock:
             try:
                 if time.monotonic() < over:
-                    yield from measure(sock, result, sample)
+                    yield from measure(sock, result, sample, pings)
             except (OSError, Lost, ValueError, KeyError, TypeError):
                 pass  # it could be reached; how fast is not known
         open_ones.pop(0)
 
 
-def measure(sock: socket.socket, result: dict[str, Any], sample: int) -> Task:
+def measure(sock: socket.socket, result: dict[str, Any], sample: int, pings: int) -> Task:
     times = []
-    for _ in range(PINGS):
+    for _ in range(pings):
         began = time.monotonic()
         yield from send(sock, b"P", began + STEP_S)
         yield sock.fileno(), READ, began + STEP_S

@@ -10,6 +10,17 @@ from launcher.preflight import fixes
 from launcher.preflight.view import Finding, View, blocker, is_loopback
 
 
+def twice(view: View) -> Iterator[Finding]:
+    for peer in view.peers:
+        if view.facts.identity and peer.facts.identity == view.facts.identity:
+            yield blocker(
+                f"it is the same host as {peer.host.name}",
+                "each host once, with as many `slots` as it should take ranks",
+                f"leave out {view.host.name} or {peer.host.name}",
+                peer=peer.host.name,
+            )
+
+
 def loopback_name(view: View) -> Iterator[Finding]:
     own = view.facts.hostname
     means = view.facts.names.get(own, ())
@@ -38,18 +49,17 @@ def multihomed(view: View) -> Iterator[Finding]:
         )
 
 
-def aliases(view: View) -> list[tuple[Facts, tuple[str, ...]]]:
+def aliases(view: View) -> list[tuple[View, tuple[str, ...]]]:
     """The other hosts that have a name rather than a number, and what each means here."""
-    return [
-        (peer, view.facts.names.get(peer.host, ())) for peer in view.peers if peer.host in view.facts.names
-    ]
+    known = view.facts.names
+    return [(peer, known[peer.host.name]) for peer in view.peers if peer.host.name in known]
 
 
 def alias_missing(view: View) -> Iterator[Finding]:
     unknown = [peer for peer, means in aliases(view) if not means]
     if unknown:
-        lines = [fixes.hosts_line(view.facts, view.address_of(peer), peer.host) for peer in unknown]
-        names = ", ".join(peer.host for peer in unknown)
+        lines = [fixes.hosts_line(view.facts, peer.address, peer.host.name) for peer in unknown]
+        names = ", ".join(peer.host.name for peer in unknown)
         yield Finding(
             "warn",
             f"{names} mean{'s' if len(unknown) == 1 else ''} nothing there; ringctl uses numbers",
@@ -60,19 +70,19 @@ def alias_missing(view: View) -> Iterator[Finding]:
 
 def alias_elsewhere(view: View) -> Iterator[Finding]:
     for peer, means in aliases(view):
-        if means and not addresses_of(view, peer) & set(means):
+        if means and not addresses_of(peer) & set(means):
             yield Finding(
                 "warn",
-                f"{peer.host} means {', '.join(means)} there; ringctl uses numbers",
-                f"{peer.host} means {view.address_of(peer)}",
-                fixes.hosts_line(view.facts, view.address_of(peer), peer.host),
+                f"{peer.host.name} means {', '.join(means)} there; ringctl uses numbers",
+                f"{peer.host.name} means {peer.address}",
+                fixes.hosts_line(view.facts, peer.address, peer.host.name),
             )
 
 
-def addresses_of(view: View, peer: Facts) -> set[str]:
+def addresses_of(peer: View) -> set[str]:
     """What a name of another host may mean."""
-    its = {interface.address for interface in peer.interfaces if not is_loopback(interface.address)}
-    return its | {view.address_of(peer), view.of(peer.host).host.address}
+    its = {interface.address for interface in peer.facts.interfaces if not is_loopback(interface.address)}
+    return its | {peer.address, peer.host.address}
 
 
 def ifname(view: View) -> Iterator[Finding]:
@@ -89,19 +99,19 @@ def ifname(view: View) -> Iterator[Finding]:
         twin = twins(view)[has[wanted].address]
         found = f"{wanted} has {has[wanted].address} there, and so has {twin}: it does not lead to the others"
         yield blocker(found, "an interface that leads to the other hosts", fix)
-    elif right and right != wanted and any(pair.problem for pair in view.incoming()):
+    elif right and right != wanted and any(pair.problem for pair in view.incoming):
         found = f"{wanted} ({has[wanted].address}) is not reached from the others; the way to them is {right}"
         yield blocker(found, "an interface that leads to the other hosts", fix)
 
 
 def twins(view: View) -> dict[str, str]:
     """Data addresses of the other hosts; no two should be the same."""
-    return {view.address_of(peer): peer.host for peer in view.peers}
+    return {peer.address: peer.host.name for peer in view.peers}
 
 
 def route(view: View) -> Iterator[Finding]:
-    foreign = [view.of(peer.host) for peer in view.peers if view.of(peer.host).host.data_address]
-    wrong = {peer.host.data_address for peer in foreign if any(data_address(peer))}  # said already, of them
+    given = [peer for peer in view.peers if peer.host.data_address]
+    wrong = {peer.host.data_address for peer in given if any(data_address(peer))}  # said already, of them
     missing = [peer for peer, name in view.facts.routes.items() if not name and peer not in wrong]
     if missing:
         fix = "give the hosts addresses of one network, or write `data_address` for each in the inventory"
@@ -120,8 +130,8 @@ def firewall(view: View) -> Iterator[Finding]:
     """Said of the host that others do not get through to: there something can be done about it."""
     if explained_by_interface(view) or not view.facts.listening:
         return
-    for pair in view.incoming():
-        if not pair.problem or not pair.large or explained_by_interface(view.of(pair.source)):
+    for pair in view.incoming:
+        if not pair.problem or not pair.large or explained_by_interface(view.views[pair.source]):
             continue
         if pair.port != view.facts.listening[0] and not reached_from(view, pair.source):
             continue  # said already for the port before it
@@ -129,7 +139,7 @@ def firewall(view: View) -> Iterator[Finding]:
         yield blocker(
             f"{what} gets through to it: {pair.problem}",
             "TCP on all ports between the hosts",
-            fixes.firewall(view.facts, view.of(pair.source).address),
+            fixes.firewall(view.facts, view.views[pair.source].address),
             peer=pair.source,
         )
 
@@ -137,11 +147,11 @@ def firewall(view: View) -> Iterator[Finding]:
 def reached_from(view: View, source: str) -> bool:
     """Whether a host gets through to a port of the ephemeral range, where gloo listens."""
     first = view.facts.listening[0]
-    return any(p.source == source and p.port == first and not p.problem for p in view.incoming())
+    return any(p.source == source and p.port == first and not p.problem for p in view.incoming)
 
 
 def mtu(view: View) -> Iterator[Finding]:
-    for pair in view.incoming():
+    for pair in view.incoming:
         if pair.problem and not pair.large:
             yield blocker(
                 "small messages get through to it, large ones do not",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from launcher.model import Facts, Host, Inventory, Pair, Status
+from launcher.model import Facts, Host, Pair, Status
 from launcher.preflight.survey import Need, Survey
 
 
@@ -31,38 +31,37 @@ class View:
 
     host: Host
     facts: Facts
-    inventory: Inventory
     need: Need
     survey: Survey
+    incoming: Sequence[Pair]  # what others found when they dialled it
+    views: Mapping[str, View] = field(repr=False, compare=False)  # of all hosts that answered
 
     @property
     def ranks(self) -> int:
         return self.need.ranks.get(self.host.name, 1)
 
     @property
-    def peers(self) -> list[Facts]:
-        return [facts for name, facts in self.survey.facts.items() if name != self.host.name]
+    def peers(self) -> list[View]:
+        return [view for view in self.views.values() if view is not self]
 
     @property
     def address(self) -> str:
         """Where it takes gradients."""
         return self.host.data_address or self.facts.data_address
 
-    def of(self, name: str) -> View:
-        """Another host in the same survey."""
-        host = next(host for host in self.inventory.hosts if host.name == name)
-        return View(host, self.survey.facts[name], self.inventory, self.need, self.survey)
 
-    def address_of(self, peer: Facts) -> str:
-        return self.of(peer.host).address
-
-    def incoming(self) -> list[Pair]:
-        """What others found when they dialled it."""
-        return [pair for pair in self.survey.pairs if pair.target == self.host.name]
+def views_of(hosts: Sequence[Host], need: Need, survey: Survey) -> dict[str, View]:
+    """One for each host that answered."""
+    incoming: dict[str, list[Pair]] = {host.name: [] for host in hosts}
+    for pair in survey.pairs:
+        incoming[pair.target].append(pair)
+    views: dict[str, View] = {}
+    for host in hosts:
+        if host.name in survey.facts:
+            facts = survey.facts[host.name]
+            views[host.name] = View(host, facts, need, survey, incoming[host.name], views)
+    return views
 
 
 def is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    except ValueError:
-        return False
+    return address.startswith("127.") or address == "::1"

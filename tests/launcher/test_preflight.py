@@ -435,6 +435,22 @@ def test_an_old_run_of_ours_on_the_port_is_named_and_can_be_stopped(cluster: Hos
     assert names(look(master_port=PORT)) == set()
 
 
+# --- The same host twice -------------------------------------------------------------------------
+
+
+def test_one_host_under_two_names_is_refused(cluster: Hosts) -> None:
+    inventory(cluster, only=("server1", "server2"), server2={"address": cluster.address("server1")})
+    found = look()
+    assert {result.name for result in found.blockers} == {"twice"}
+    assert "it is the same host as server2" in found.blockers[0].found
+
+
+def test_hosts_that_know_no_way_to_each_other_are_refused_also_unchecked(cluster: Hosts) -> None:
+    inventory(cluster, only=("server1", "server2"), server2={"data_address": "192.0.2.77"})
+    said = ringctl("launch", "--skip-preflight", "--", "true", code=3).stderr
+    assert "server1: it has no route to 192.0.2.77" in said
+
+
 # --- All is well ---------------------------------------------------------------------------------
 
 
