@@ -26,19 +26,28 @@ class Found:
     started: float
     states: tuple[Mapping[str, Any], ...] = ()  # one from each host that answered and knows it
     silent: tuple[str, ...] = ()  # why each of the other hosts did not answer
+    from_here: bool = True  # all of its hosts are known; else it may be on others too
 
     @property
     def state(self) -> RunState | None:
         if not self.states:
             return None
         state = fold.from_states(self.states)
-        return fold.with_unknown(state) if self.silent else state
+        # Ranks that nobody told of never started where the others were ended; else they are somewhere.
+        started = state.state in ("succeeded", "running") or not self.from_here
+        return fold.with_unknown(state) if self.silent or started else state
+
+    @property
+    def elsewhere(self) -> list[int]:
+        """Ranks that none of the hosts asked has told of, though all have answered."""
+        state = None if self.silent or self.from_here or not self.states else fold.from_states(self.states)
+        return [rank for rank in range(state.world) if rank not in state.ranks] if state else []
 
     @property
     def is_over(self) -> bool:
         """Whether all of its hosts have said that it has ended."""
         ended = [state for state in self.states if state["state"] in fold.ENDED]
-        return len(ended) == len(self.hosts)
+        return len(ended) == len(self.hosts) and not self.elsewhere
 
 
 def remembered() -> list[Found]:
@@ -55,7 +64,8 @@ def find_runs(pool: Pool, more: Iterable[Host] = ()) -> tuple[list[Found], list[
     for run in {state["run"] for _, answer in answers if isinstance(answer, list) for state in answer}:
         if run not in known:
             first = next(states[0] for _, answer in answers if (states := states_in(answer, run)))
-            known[run] = Found(run, first["name"], hosts_of(run, answers), first["started"])
+            hosts_with_it = hosts_of(run, answers)
+            known[run] = Found(run, first["name"], hosts_with_it, first["started"], from_here=False)
     found = [updated(found, answers) for found in known.values()]
     errors = [answer for _, answer in answers if isinstance(answer, RingctlError)]
     return sorted(found, key=lambda f: f.started), errors

@@ -6,8 +6,11 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +28,7 @@ from tests.launcher.hosts import HOME, OURS, Hosts, dot_ssh, inventory, new_key,
 from tests.launcher.ringctl import ringctl, wait_for
 from tests.trainer import idx
 
+PROJECT = Path(__file__).resolve().parent.parent.parent
 LISTEN = """
 import socket, sys
 server = socket.create_server(("", int(sys.argv[1])))
@@ -573,3 +577,10 @@ def test_launch_is_quiet_when_all_is_well_and_about_what_does_no_harm(cluster: H
         cluster.write_hosts("server2", {name: cluster.address(name) for name in cluster.names})
     assert "127.0.1.1" not in done.stdout + done.stderr
     assert "preflight" not in done.stdout + done.stderr
+
+
+def test_the_page_is_made_from_the_table_of_checks() -> None:
+    made = subprocess.run(
+        [sys.executable, PROJECT / "scripts" / "checks.py"], capture_output=True, check=True
+    )
+    assert made.stdout.decode() == (PROJECT / "docs" / "preflight.md").read_text()
