@@ -25,6 +25,7 @@ SILENCE_S = 6.0  # a host that says nothing for so long is away
 FIRST_RETRY_S, LAST_RETRY_S = 0.3, 5.0
 QUIT_S = 1.0  # whoever waits longer waits for a host that is away
 CLOCKS_AGREE_S = 0.5  # what a message takes is no difference of clocks
+GONE = "its supervisor is gone, and has not said how its ranks ended"
 NOTES = (b'{"kind":"cursor"', b'{"kind":"tick"', b'{"kind":"end"', b'{"kind":"error"')
 NOTE = re.compile(rb"^(?:" + b"|".join(re.escape(note) for note in NOTES) + rb").*$", re.M)
 
@@ -38,6 +39,7 @@ class Piece:
     watermark: float = 0.0  # nothing earlier than this will come from the host
     caught_up: bool = False
     over: bool = False
+    state: str = ""  # how its part of the run ended, once it is over
     error: str = ""  # hostd refuses: there is no sense in asking again
     away: str | None = None  # why the host cannot be heard; "" once it can be again
 
@@ -106,7 +108,8 @@ class Decoder:
             piece.error, piece.over = note["error"], True
         else:
             piece.caught_up = True
-            piece.over = note["kind"] == "end"
+            if note["kind"] == "end":
+                piece.over, piece.state = True, str(note.get("state", ""))
         piece.watermark = note["time"] - self.clock_offset
 
 
@@ -154,6 +157,7 @@ class Update:
     events: list[Event]
     caught_up: bool  # everything that had happened when we began has been shown
     away: Mapping[str, str]  # hosts that cannot be heard at the moment, and why
+    lost: Mapping[str, str]  # hosts whose part of the run is gone without having been ended, and why
 
 
 def follow(agents: Mapping[str, Agent], run: str, *, live: bool, back: int = 0) -> Iterator[Update]:
@@ -169,16 +173,22 @@ def follow(agents: Mapping[str, Agent], run: str, *, live: bool, back: int = 0) 
         reader.start()
     merger, behind, open_ = Merger(list(agents)), set(agents), set(agents)
     away: dict[str, str] = {}
+    lost: dict[str, str] = {}
+    refused: set[str] = set()
     try:
         while open_:
             try:
                 piece = pieces.get(timeout=HOLD_S)
             except queue.Empty:
                 # Nobody has said anything: what is waiting for a quiet host has waited long enough.
-                yield Update([] if behind else merger.ready(time.time() - HOLD_S), not behind, away)
+                yield Update([] if behind else merger.ready(time.time() - HOLD_S), not behind, away, lost)
                 continue
             if piece.error:
-                raise RingctlError(f"{piece.host}: {piece.error}")
+                refused.add(piece.host)
+                if refused == set(agents):
+                    raise RingctlError(f"{piece.host}: {piece.error}")
+            if piece.error or piece.state == "lost":
+                lost = {**lost, piece.host: piece.error or GONE}
             if piece.away is not None:
                 away = {**away, piece.host: piece.away}
                 if not piece.away:
@@ -188,7 +198,8 @@ def follow(agents: Mapping[str, Agent], run: str, *, live: bool, back: int = 0) 
             if piece.caught_up or piece.over or piece.away:
                 behind.discard(piece.host)
             events = merger.add(piece)
-            yield Update(events if behind else events + merger.ready(time.time() - HOLD_S), not behind, away)
+            events = events if behind else events + merger.ready(time.time() - HOLD_S)
+            yield Update(events, not behind, away, lost)
     finally:
         quit_.set()
         deadline = time.monotonic() + QUIT_S
@@ -199,6 +210,11 @@ def follow(agents: Mapping[str, Agent], run: str, *, live: bool, back: int = 0) 
 def presence(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """A sentence for each host that went away or came back."""
     return [now.get(host, f"{host}: is back") for host in sorted(before.keys() ^ now.keys())]
+
+
+def newly_lost(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """A sentence for each host whose part of the run was found to be gone."""
+    return [f"{host}: {now[host]}" for host in sorted(now.keys() - before.keys())]
 
 
 def drain(pieces: queue.Queue[Piece]) -> None:
@@ -241,8 +257,8 @@ class Reader(threading.Thread):
             except RingctlError as error:
                 self.pieces.put(Piece(self.decoder.host, over=True, error=error.message))
                 return
-            except ValueError as error:
-                what = f"its events cannot be read: {error}"
+            except (ValueError, TypeError, KeyError, AttributeError) as error:  # whatever the host has sent
+                what = f"its events cannot be read: {type(error).__name__}: {error}"
                 self.pieces.put(Piece(self.decoder.host, over=True, error=what))
                 return
             self.is_away = True

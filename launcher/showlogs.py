@@ -15,7 +15,7 @@ from launcher import fold, render, run, text
 from launcher.agent import Agent
 from launcher.diagnose import Tails
 from launcher.errors import HostError, InputError
-from launcher.follow import follow, presence
+from launcher.follow import follow, newly_lost, presence
 from launcher.logs import Filter, fold_repeats, line_writer, visible
 from launcher.model import Event
 from launcher.runs import Found
@@ -41,10 +41,11 @@ def show(
     state = fold.before(found.state) if found.state else None
     kept: deque[Event] | None = None if look.tail is None else deque(maxlen=look.tail)
     away: Mapping[str, str] = {}
+    gone: Mapping[str, str] = {}
     for update in follow(agents, found.run, live=live, back=back):
-        for words in presence(away, update.away):
+        for words in (*presence(away, update.away), *newly_lost(gone, update.lost)):
             print(words, file=sys.stderr)
-        away = update.away
+        away, gone = update.away, update.lost
         for event in update.events:
             if event.kind != "line" and state is not None:
                 state = fold.fold(state, event)
@@ -61,7 +62,7 @@ def show(
     lost = live or (found.state is not None and found.state.state == "lost")
     if state is not None and (lost or state.state in fold.ENDED):
         finish(run.outcome(state, tails), look)
-    return HostError.exit_code if away else 0
+    return HostError.exit_code if away or gone else 0
 
 
 def download(found: Found, agents: Mapping[str, Agent], target: Path, *, back: int) -> int:
@@ -81,7 +82,7 @@ def download(found: Found, agents: Mapping[str, Agent], target: Path, *, back: i
             return files[name]
 
         for update in follow(agents, found.run, live=False, back=back):
-            away = update.away
+            away = {**update.away, **{host: f"{host}: {why}" for host, why in update.lost.items()}}
             for event in update.events:
                 file("events.jsonl").write(text.json_line(event.to_json()).encode() + b"\n")
                 if event.kind == "line":

@@ -46,7 +46,7 @@ shows every check and every fact.
 | `facts` | with `--verbose`: by host, all that it said; for people, and free to change |
 
 `status` is one of the four words above. `peer` is "" unless the check is about the way from `peer` to `host`.
-`latency_ms` and `mbit_s` are null where they are not known, `problem` is "" where there is none, and `seen` is
+`latency_ms` and `mbit_s` are null where not known, `problem` is "" where there is none, and `seen` is
 the address that `to` saw the connection come from.
 
 ## The checks

@@ -221,9 +221,10 @@ def test_a_lost_run_says_so_when_it_is_followed() -> None:
         for pid in supervisors:
             subprocess.run(["kill", f"-{number.value}", str(pid)], check=True)
     wait_for(lambda: not any(map(is_alive, supervisors)), "their end")
-    told = [json.loads(line) for line in ringctl("logs", run, "--follow", "--json").stdout.splitlines()]
+    done = ringctl("logs", run, "--follow", "--json", code=4)
+    told = [json.loads(line) for line in done.stdout.splitlines()]
     assert (told[-1]["kind"], told[-1]["state"], told[-1]["exit_code"]) == ("run_finished", "lost", 1)
-    assert "supervisor on localhost is gone" in ringctl("logs", run).stderr
+    assert "localhost: its supervisor is gone" in ringctl("logs", run, code=4).stderr
     ringctl("stop", run)
 
 
