@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 @click.option("--only", metavar="CHECKS", help="Only these checks, separated by commas.")
 @click.option("--skip", metavar="CHECKS", help="Not these checks.")
 @click.option("--deep", is_flag=True, help="Also import torch on every host, which takes seconds.")
+@click.option("--fix", is_flag=True, help="Mend what can safely be mended, after a yes; then look again.")
+@click.option("--yes", is_flag=True, help="With --fix: do not ask.")
 @click.option("-v", "--verbose", is_flag=True, help="Every check, and all that the hosts said.")
 @json_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -31,6 +33,8 @@ def preflight(
     only: str | None,
     skip: str | None,
     deep: bool,
+    fix: bool,
+    yes: bool,
     verbose: bool,
     as_json: bool,
     command: tuple[str, ...],
@@ -43,16 +47,31 @@ def preflight(
     """
     from launcher import ask
     from launcher.agent import agents_for
+    from launcher.mending import Seen, mended
     from launcher.plan import place
     from launcher.preflight.examine import examine
 
     names = chosen_checks(only, skip)
-    asked = ask.run(ask.Where(**where), command, local=local, world=world, master_port=master_port)
-    agents = agents_for([host for host, _ in place(asked.inventory, world)], pool())
-    code = asked.snapshot.about() if asked.snapshot else None
-    examined = examine(asked.inventory, asked.options, agents, code, names, deep=deep)
-    show(examined, as_json, verbose)
-    return examined.exit_code
+    if yes and not fix:
+        raise InputError("--yes says yes to what --fix would do; write --fix --yes")
+
+    def look() -> Seen:
+        asked = ask.run(
+            ask.Where(**where), command, local=local, world=world, master_port=master_port, pushes=fix
+        )
+        agents = agents_for([host for host, _ in place(asked.inventory, world)], pool())
+        code = asked.snapshot.about() if asked.snapshot else None
+        return Seen(asked, agents, examine(asked.inventory, asked.options, agents, code, names, deep=deep))
+
+    seen = look()
+    if not (fix and as_json):
+        show(seen.examined, as_json, verbose)
+    if fix:
+        again = mended(seen, look, yes=yes, as_json=as_json)
+        if again or as_json:
+            seen = again or seen
+            show(seen.examined, as_json, verbose)
+    return seen.examined.exit_code
 
 
 def chosen_checks(only: str | None, skip: str | None) -> list[str]:
@@ -90,4 +109,4 @@ def show(examined: Examined, as_json: bool, verbose: bool) -> None:
     if verbose:
         render.say(["", *report.fact_lines(examined)])
     attention = [visible(line) for line in report.attention_lines(examined)]
-    render.say(["", *attention, *([""] if attention else []), report.verdict(examined)])
+    render.show_findings(["", *attention, *([""] if attention else []), report.verdict(examined)])

@@ -111,7 +111,7 @@ class Looking:
         self.deep, self.packages = bool(request.get("deep")), list(request["packages"])
         self.refused, self.interactive = "", False
         try:
-            self.python, self.environ = python_of(request.get("env"))
+            self.python, self.environ = python_of(request.get("env"), self.deep)
             self.interactive = needs_a_terminal(request.get("env"))
             self.process = self.start(quick=not self.deep)
         except hostd.Refused as error:
@@ -156,9 +156,14 @@ class Looking:
         return read_look(text.decode(errors="replace"), self.packages)
 
 
-def python_of(env: dict[str, str] | None) -> tuple[str, dict[str, str]]:
-    """(the Python that ranks will be run by, the environment they will have)."""
-    environ = hostd.activate(env, hostd.clean_environ(dict(os.environ)))
+def python_of(env: dict[str, str] | None, deep: bool = False) -> tuple[str, dict[str, str]]:
+    """(the Python that ranks will be run by, the environment they will have). The scripts that a conda
+    environment runs when it is activated matter to an import, not to a look; they may take their time."""
+    environ = hostd.clean_environ(dict(os.environ))
+    if env and env["kind"] == "conda" and not deep:
+        prefix = hostd.conda_prefix(env["value"])
+        return os.path.join(prefix, "bin", "python"), dict(environ, CONDA_PREFIX=prefix)
+    environ = hostd.activate(env, environ)
     names = [env["value"]] if env and env["kind"] == "python" else []
     path = environ.get("PATH", os.defpath)
     for name in names + ["python", "python3"]:

@@ -24,49 +24,84 @@ MISSING = b"--ringctl-missing--\n"
 
 # Runs a file of the kit, or several in one process ("hoststore:check,probe"), each with its line of stdin.
 # Imported rather than run as a script, so that Python keeps its compiled form. These lines are read by
-# whatever Python a host has, so they are such that a very old one can still say that it is.
+# whatever Python a host has, so they are such that a very old one can still say that it is. A kit of which
+# a part is gone, empty or garbled counts as missing.
 OLD = b"--ringctl-old--"
-RUN = """
+NAMES = [os.path.basename(file) for file in FILES]
+RUN = f"""
 import os, sys
 if sys.version_info < (3, 8):
     sys.stdout.write("--ringctl-old--%d.%d\\n" % tuple(sys.version_info[:2]))
     sys.exit(1)
-sys.path[:0] = [os.path.expanduser(folder) for folder in sys.argv.pop(1).split(os.pathsep)]
+folders = [os.path.expanduser(folder) for folder in sys.argv.pop(1).split(os.pathsep)]
+paths = [[os.path.join(folder, name) for folder in folders] for name in {NAMES!r}]
+whole = all(any(os.path.isfile(path) and os.path.getsize(path) for path in places) for places in paths)
+sys.path[:0] = folders
 code = 0
 for call in sys.argv.pop(1).split(","):
     words = call.split(":")
     try:
-        module = __import__(words[0])
-    except ImportError:
+        main = whole and __import__(words[0]).main
+    except (ImportError, SyntaxError, ValueError, EOFError, AttributeError):
+        main = None
+    if not main:
         sys.stdout.write("--ringctl-missing--\\n")
         break
     sys.argv[1:] = words[1:] or sys.argv[1:]
-    code = module.main() or code
+    code = main() or code
 sys.exit(code)
 """
 
 # Writes the kit from stdin: beside its place first, then renamed, so that it is there whole or not at all.
-# What the disk refuses is told with what it has left.
+# One that is there and damaged (a crash may leave empty files) is moved aside. What the disk refuses is told
+# with what it has left.
 CANNOT = b"--ringctl-cannot--"
 INSTALL = """
-import json, os, shutil, sys, tempfile
+import json, os, shutil, sys, tempfile, time
 os.umask(0o077)
 folder, files = os.path.expanduser(sys.argv[1]), json.loads(sys.stdin.buffer.read())
-beside = ""
+kits, beside = os.path.dirname(folder), ""
+
+def whole():
+    try:
+        return all(open(os.path.join(folder, name), encoding="utf-8").read() == files[name] for name in files)
+    except (OSError, ValueError):
+        return False
+
+def settle(path):
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)
+    os.close(fd)
+
 try:
-    os.makedirs(os.path.dirname(folder), exist_ok=True)
-    beside = tempfile.mkdtemp(dir=os.path.dirname(folder))
-    for name, text in files.items():
-        with open(os.path.join(beside, name), "w", encoding="utf-8") as f:
-            f.write(text)
-    os.rename(beside, folder)
+    os.makedirs(kits, exist_ok=True)
+    for name in os.listdir(kits):
+        path = os.path.join(kits, name)
+        if name.startswith("tmp") and time.time() - os.lstat(path).st_ctime > 3600:
+            shutil.rmtree(path, ignore_errors=True)
+    if whole():
+        shutil.rmtree(os.path.join(folder, "__pycache__"), ignore_errors=True)
+    else:
+        beside = tempfile.mkdtemp(dir=kits)
+        for name, text in files.items():
+            with open(os.path.join(beside, name), "w", encoding="utf-8") as f:
+                f.write(text)
+            settle(os.path.join(beside, name))
+        settle(beside)
+        if os.path.lexists(folder) and not whole():
+            os.rename(folder, beside + "-old")
+        os.rename(beside, folder)
+        settle(kits)
 except OSError as error:
-    shutil.rmtree(beside, ignore_errors=True)
-    if not os.path.isdir(folder):
+    if not whole():
+        shutil.rmtree(beside, ignore_errors=True)
         about = os.statvfs(os.path.expanduser("~"))
         left = about.f_favail if about.f_files else -1
-        print("--ringctl-cannot--" + json.dumps([error.errno, error.strerror, str(error.filename), left]))
+        place = str(error.filename or folder)
+        print("--ringctl-cannot--" + json.dumps([error.errno, error.strerror, place, left]))
         sys.exit(1)
+for path in (beside, beside + "-old") if beside else ():
+    shutil.rmtree(path, ignore_errors=True)
 print("--ringctl-installed--")
 """
 INSTALLED = b"--ringctl-installed--\n"

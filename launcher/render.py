@@ -214,7 +214,8 @@ def table(rows: list[text.Row]) -> RenderableType:
     for place, title in enumerate(rows[0]):
         result.add_column(title.lower(), overflow="fold", no_wrap=place == 0)  # an id broken in two is no use
     for row in rows[1:]:
-        result.add_row(*(Text(cell, style=STATE_STYLES.get(cell, "")) for cell in row))
+        styles = (STATE_STYLES.get(cell) or SYMBOL_STYLES.get(cell[:1], "") for cell in row)
+        result.add_row(*(Text(cell, style=style) for cell, style in zip(row, styles, strict=True)))
     return result
 
 
@@ -226,6 +227,20 @@ STATE_STYLES = {
     "lost": "bold red",
     "stopped": "yellow",
 }
+
+
+SYMBOL_STYLES = {"✓": "green", "✗": "bold red", "!": "yellow", "·": "dim"}
+
+
+def show_findings(lines: list[str]) -> None:
+    """What preflight has to say: on a terminal, each finding in its colour, and what to type set apart."""
+    if not is_terminal():
+        say(lines)
+        return
+    for line in lines:
+        to_type = line.startswith("    ") and "wanted:" not in line
+        style = "cyan" if to_type else SYMBOL_STYLES.get(line[:1], "")
+        console().print(visible(line), style=style, markup=False, soft_wrap=True)
 
 
 def show_table(rows: list[text.Row]) -> None:

@@ -84,7 +84,8 @@ def kind_of(command: Sequence[str]) -> Literal["trainer", "python", "other"]:
 
 
 def data_folder(command: Sequence[str]) -> str:
-    """The folder that the built-in trainer's --data names; "" for data that it brings or fetches."""
+    """The folder that the built-in trainer's --data names; "" for data that it brings or fetches, and for a
+    folder in the ranks' own, which is not there yet."""
     value = ""
     for place_, word in enumerate(command):
         if not is_trainer(tuple(command)):
@@ -93,4 +94,4 @@ def data_folder(command: Sequence[str]) -> str:
             value = command[place_ + 1]
         elif word.startswith("--data="):
             value = word.partition("=")[2]
-    return "" if value in ("mini", "download") else value
+    return value if value.startswith(("/", "~")) else ""

@@ -24,7 +24,11 @@ def twice(view: View) -> Iterator[Finding]:
 def loopback_name(view: View) -> Iterator[Finding]:
     own = view.facts.hostname
     means = view.facts.names.get(own, ())
-    if not means or all(is_loopback(address) for address in means):
+    if own.startswith("localhost"):
+        yield Finding(
+            "warn", f"it is called {own}", "a name of its own", "sudo hostnamectl set-hostname NAME"
+        )
+    elif not means or all(is_loopback(address) for address in means):
         what = f"means {', '.join(means)}" if means else "means nothing"
         yield Finding(
             "warn",
