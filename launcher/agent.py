@@ -81,7 +81,7 @@ class Agent:
         texts = done.out.split(SENTINEL)[1:]
         answers = [decoded(self.host.name, text) for text in texts]
         if len(answers) != len(requests):
-            raise not_run(self.host, source, done.out, done.last_words)
+            raise not_run(self.host, source, done)
         return answers
 
 
@@ -122,8 +122,8 @@ class Conversation:
     def _ended_early(self) -> None:
         """Put our files there and begin again if that is why; raise HostError if it is not."""
         if kit.MISSING not in self._rest or self._installed:
-            said = Completed(1, self._rest, self._channel.errors()).last_words
-            raise not_run(self.host, self.source, self._rest, said)
+            errors = self._channel.errors()
+            raise not_run(self.host, self.source, Completed(1, self._rest, errors, began=self._channel.began))
         self._channel.close()
         self.transport.install()
         self._installed, self._rest = True, b""
@@ -150,12 +150,15 @@ def decoded(host: str, text: bytes) -> dict[str, Any]:
     return answer
 
 
-def not_run(host: Host, source: str, out: bytes, said: str) -> HostError:
+def not_run(host: Host, source: str, done: Completed) -> HostError:
     """Why one of our files has not answered."""
+    if not done.began:
+        words = f"its login shell ended before it ran anything; it said: {done.last_words}"
+        return HostError(host.name, words, fix="look at what its shell reads first there, such as ~/.bashrc")
     newer = "name a Python 3.8 or newer as `python` of the host in the inventory"
-    _, old, version = out.partition(kit.OLD)
+    _, old, version = done.out.partition(kit.OLD)
     if old:
         number = version.split(b"\n")[0].decode(errors="replace")[:10]
         return HostError(host.name, f"{host.python} there is Python {number}", fix=newer, kind="python_old")
-    words = f"ringctl's {source} did not run there with {host.python}; it said: {said}"
+    words = f"ringctl's {source} did not run there with {host.python}; it said: {done.last_words}"
     return HostError(host.name, words, fix=newer, kind="python_old")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher import __version__, cli_env, cli_hosts, cli_preflight
+from launcher import __version__, cli_env, cli_explain, cli_hosts, cli_init, cli_preflight
 from launcher.cli_shared import (
     agents_of,
     all_runs,
@@ -161,22 +160,24 @@ def launch(
 
 def launch_and_watch(asked: Asked, *, preflight: bool, detach: bool, as_json: bool) -> int:
     """Start the run and, unless it is to go on by itself, show it to its end; the exit code."""
-    from launcher import fold, render, run
+    from launcher import fold, render, run, watch
 
-    interrupts = run.Interrupts()
+    interrupts = watch.Interrupts()
     screen = render.screen_for(as_json)
-    before = signal.signal(signal.SIGINT, interrupts)
     try:
         plan, agents = run.launch(
-            asked.inventory, asked.options, pool(), asked.snapshot, screen, preflight=preflight
+            asked.inventory, asked.options, pool(), asked.snapshot, screen, interrupts, preflight=preflight
         )
         if detach and not interrupts.count:
             show_detached(plan, as_json)
             return 0
         with screen:
-            outcome = run.watch(fold.initial(plan), agents, screen, interrupts)
+            outcome = watch.watch(fold.initial(plan), agents, screen, interrupts)
+    except KeyboardInterrupt:
+        click.echo("interrupted; nothing was started", err=True)
+        return 130
     finally:
-        signal.signal(signal.SIGINT, before)
+        interrupts.release()
     screen.finish(outcome)
     return 130 if interrupts.count else fold.exit_code(outcome.state)
 
@@ -354,6 +355,12 @@ def stop(run: str | None, grace: float, as_json: bool, **where: str | None) -> i
             click.echo(stopped_line(host, answer))
         for error in errors:
             click.echo(f"error: {error}", err=True)
+    if found.elsewhere:
+        from launcher.logs import ranges
+
+        words = f"rank {ranges(found.elsewhere)} of it is on a host that is not named here, and may go on"
+        click.echo(f"error: {words}", err=True)
+        return HostError.exit_code
     left = any(answer["left"] for answer in answers.values())
     return HostError.exit_code if errors else 1 if left else 0
 
@@ -404,11 +411,13 @@ def restart(run: str, detach: bool, as_json: bool) -> int:
 
 # --- hosts ---------------------------------------------------------------------------------------
 
+cli.add_command(cli_init.init)
 cli.add_command(cli_preflight.preflight)
 cli.add_command(cli_hosts.trust)
 cli.add_command(cli_hosts.execute)
 cli.add_command(cli_hosts.push)
 cli.add_command(cli_env.env)
+cli.add_command(cli_explain.explain)
 
 
 # --- completion ----------------------------------------------------------------------------------

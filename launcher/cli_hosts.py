@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.cli_shared import host_options, inventory_at, json_option, pool
-from launcher.errors import HostError, InputError, RingctlError
+from launcher.errors import InputError, RingctlError
+from launcher.fanout import exit_code
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,7 +67,7 @@ def trust(names: tuple[str, ...], yes: bool, **where: str | None) -> int:
     show_keys(keys)
     for error in errors:
         click.echo(f"error: {error}", err=True)
-    return HostError.exit_code if errors else 0
+    return exit_code(errors)
 
 
 def show_keys(keys: Mapping[str, HostKey]) -> None:
@@ -104,7 +105,7 @@ def execute(command: tuple[str, ...], timeout: float, as_json: bool, **where: st
     else:
         for line in remote.summary(codes, failed):
             click.echo(line, err=True)
-    return HostError.exit_code if failed else 1 if any(codes.values()) else 0
+    return exit_code(failed.values()) or int(any(codes.values()))
 
 
 def show_output(host: str, done: Completed) -> None:
@@ -124,11 +125,11 @@ def push(as_json: bool, **where: str | None) -> int:
     """Push the folder you are in to every host, as launch does before it starts a command of yours."""
     from pathlib import Path
 
+    from launcher import ask, text
     from launcher import push as pushing
-    from launcher import text
 
     agents = agents_at(where)
-    snapshot = pushing.take(Path.cwd())
+    snapshot = pushing.take(Path(ask.folder()))
     results = pushing.push(snapshot, agents, lambda words: click.echo(words, err=True))
     told: dict[str, Any] = {}
     for host, done in results.items():
@@ -143,4 +144,4 @@ def push(as_json: bool, **where: str | None) -> int:
                 )
     if as_json:
         click.echo(text.json_line({"digest": snapshot.digest, "hosts": told}))
-    return HostError.exit_code if len(told) < len(results) else 0
+    return exit_code(done for done in results.values() if isinstance(done, RingctlError))

@@ -1,78 +1,31 @@
-"""What failed first, and what to do about it. Pure: a folded run and its last lines in, a Cause out."""
+"""What failed first, and what to do about it. Pure: a folded run and what its ranks said in, a Cause out."""
 
 from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from launcher.catalogue import BY_ID, BY_SIGNAL, STRENGTH, Row, find
+from launcher.errors import InputError
+from launcher.logs import parse_ranks, ranges
 from launcher.model import Event, RankState, RunState
-
-LAST_LINES = 60
-
-
-@dataclass(frozen=True)
-class Known:
-    """One row of the catalogue of failures."""
-
-    id: str
-    pattern: str
-    cause: str
-    fix: str = ""
-    consequence: bool = False  # something else went wrong first
-
-
-CATALOGUE = (
-    Known(
-        "peer_died",
-        r"Connection closed by peer|Connection reset by peer|Broken pipe|Socket closed",
-        "another rank ended while this one was exchanging data with it",
-        consequence=True,
-    ),
-    Known(
-        "store_died",
-        r"got 0 bytes|recvValue.* failed",
-        "rank 0, which holds the rendezvous store, ended",
-        consequence=True,
-    ),
-    Known(
-        "hang",
-        r"Timed out waiting \d+ms|Application timeout caused pair closure",
-        "no answer from another rank in time",
-        consequence=True,
-    ),
-    Known(
-        "no_torch",
-        r"No module named 'torch'",
-        "torch is not installed in the Python that runs the ranks",
-        "pip install 'ringctl[trainer]' there, or name the environment in the inventory (env:)",
-    ),
-    Known(
-        "port_used",
-        r"EADDRINUSE|errno: 98|failed to listen on any local network address",
-        "the master port is in use",
-        "leave out --master-port, so that a free one is taken, or stop what listens there",
-    ),
-    Known(
-        "ifname",
-        r"Unable to find address for: (\S+)",
-        "that network interface is not on this host, or has no address",
-        "leave `ifname` out of the inventory: it is found by itself",
-    ),
-    Known(
-        "disk",
-        r"No space left on device|Disk quota exceeded",
-        "the disk is full",
-        "free some space on that host",
-    ),
+from launcher.traces import (
+    Frame,
+    Stack,
+    frames_of,
+    last_error,
+    last_report,
+    telling,
+    without_labels,
 )
 
-SIGNALS = {
-    "SIGKILL": ("usually out of memory", "use a smaller --batch-size or fewer ranks on that host"),
-    "SIGILL": ("this build of torch needs CPU instructions that the host lacks", "install another build"),
-    "SIGHUP": ("its terminal went away", ""),
-}
+LAST_LINES = 200
+LONGEST = 2000  # what is kept of a line
+SHOWN_LINES = 20
+OF_TORCH = re.compile(r"^\[[WEF]\d{4} |^terminate called|^\s+what\(\):")  # what its C++ part prints
+SILENT = ("waiting", "running", "stopped", "unknown")
 
 
 @dataclass(frozen=True)
@@ -84,68 +37,317 @@ class Cause:
     text: str  # one sentence
     fix: str = ""
     lines: tuple[str, ...] = field(default=())  # its last words
+    id: str = ""  # of the catalogue's row; "" where it has none
+    trace: tuple[Frame, ...] = ()  # the user's own frames, outermost first
+    known: bool = True  # False: nothing here says why
 
 
 class Tails:
-    """The last lines of each rank's stderr, or of its stdout where it has none."""
+    """What the ranks said in the end: the last lines of each one's stderr (or of its stdout where it has
+    none), where it was when its host last looked, and whether the kernel killed it for memory."""
 
     def __init__(self) -> None:
         self._err: dict[int, deque[str]] = {}
         self._out: dict[int, deque[str]] = {}
+        self.stacks: dict[int, Stack] = {}
+        self.oom: set[int] = set()
 
     def add(self, event: Event) -> None:
-        if event.kind == "line" and event.rank is not None:
+        if event.rank is None:
+            return
+        if event.kind == "line":
             where = self._err if event.data["stream"] == "err" else self._out
             if event.rank not in where:
                 where[event.rank] = deque(maxlen=LAST_LINES)
-            where[event.rank].append(event.data["text"])
+            text = event.data["text"]
+            where[event.rank].append(text if len(text) <= LONGEST else text[:LONGEST])
+        elif event.kind == "stack":
+            self.stacks[event.rank] = Stack.from_event(event.data)
+        elif event.kind == "metric" and "step" in event.data:
+            self.stacks.pop(event.rank, None)  # it has moved since
+        elif event.kind == "oom":
+            self.oom.add(event.rank)
 
     def of(self, rank: int) -> list[str]:
         return list(self._err.get(rank) or self._out.get(rank) or ())
 
 
-def first_failure(state: RunState, tails: Mapping[int, Iterable[str]] | Tails) -> Cause | None:
-    """The earliest failure that is not the consequence of another; None if nothing failed."""
-    last = tails.of if isinstance(tails, Tails) else lambda rank: list(tails.get(rank, ()))
+@dataclass(frozen=True)
+class Verdict:
+    """Why one rank failed."""
+
+    rank: RankState
+    cause: Cause
+    row: Row | None
+
+    @property
+    def order(self) -> tuple[int, float]:
+        """Causes before symptoms before consequences, and the earlier first."""
+        return STRENGTH[self.row.kind] if self.row else 0, self.rank.ended or 0.0
+
+
+def first_failure(
+    state: RunState,
+    tails: Mapping[int, Iterable[str]] | Tails,
+    away: Mapping[str, str] | None = None,
+) -> Cause | None:
+    """The earliest failure that is not the consequence of another; None if nothing failed. `away` are hosts
+    that cannot be heard, and why."""
+    tails = tails if isinstance(tails, Tails) else tails_of(tails)
+    one_host = len({rank.host for rank in state.ranks.values()}) == 1
     failed = [rank for rank in state.ranks.values() if rank.state == "failed"]
     if failed:
-        explained = [explain(rank, last(rank.rank)) for rank in failed]
-        order = sorted(zip(failed, explained, strict=True), key=lambda pair: (pair[1][1], pair[0].ended or 0))
-        return order[0][1][0]
+        verdicts = [explain(rank, tails.of(rank.rank), rank.rank in tails.oom, one_host) for rank in failed]
+        verdicts.sort(key=lambda verdict: verdict.order)
+        row = verdicts[0].row
+        if row is not None and row.consequence:
+            return to_blame(state, verdicts, tails, away or {}) or verdicts[0].cause
+        return (
+            with_missing(verdicts[0], state, tails)
+            if row is not None and row.id == "ranks"
+            else verdicts[0].cause
+        )
+    return ended_outside(state, away or {})
+
+
+def tails_of(lines: Mapping[int, Iterable[str]]) -> Tails:
+    tails = Tails()
+    for rank, said in lines.items():
+        for text in said:
+            tails.add(Event("line", 0.0, "", 0, "", rank, {"stream": "err", "text": text}))
+    return tails
+
+
+def ended_outside(state: RunState, away: Mapping[str, str]) -> Cause | None:
+    """A run that no rank's failure ended."""
     if state.state == "failed":
         ended = [rank for rank in state.ranks.values() if rank.reason]
         if ended:
-            return Cause(None, ended[0].host, f"the run was ended on {ended[0].host}: {ended[0].reason}")
+            row = find([ended[0].reason])
+            fix = in_words(row.fix, ended[0].host) if row else ""
+            text = f"the run was ended on {ended[0].host}: {ended[0].reason}"
+            return Cause(None, ended[0].host, text, fix, id=row.id if row else "")
     if state.state == "lost":
         host = next((r.host for r in state.ranks.values() if r.state in ("waiting", "running")), "")
+        if host in away:
+            return Cause(None, host, f"{away[host]}, and its ranks have not said how they ended", GONE_FIX)
         text = f"the supervisor on {host} is gone and has not said how its ranks ended"
-        return Cause(None, host, text, "ringctl stop ends what is left of the run")
+        return Cause(None, host, text, "`ringctl stop` ends what is left of the run")
     return None
 
 
-def explain(rank: RankState, lines: list[str]) -> tuple[Cause, bool]:
-    """Why this rank failed, and whether that was only the consequence of something else."""
-    known = next((k for k in CATALOGUE if any(re.search(k.pattern, line) for line in lines)), None)
+# --- One rank ------------------------------------------------------------------------------------
+
+
+def explain(rank: RankState, lines: Sequence[str], oom: bool = False, one_host: bool = False) -> Verdict:
+    """Why this rank failed, by its own words and the way it ended."""
+    lines = without_labels(lines)
+    report = [] if rank.signal and rank.signal != "SIGABRT" else last_report(lines)
+    row = BY_ID["oom"] if oom else row_of(rank, lines, report, one_host)
     said = last_error(lines)
-    why, fix = "", ""
-    if known:
-        why, fix = known.cause, known.fix
-    elif rank.signal in SIGNALS:
-        why, fix = SIGNALS[rank.signal]
     how = f"was killed by {rank.signal}" if rank.signal else f"exited with code {rank.exit_code}"
     if rank.reason and rank.exit_code == 127:
         how, said = "did not start", rank.reason
-    text = (
-        f"rank {rank.rank} on {rank.host} {how}"
-        + (f": {said}" if said else "")
-        + (f" ({why})" if why else "")
+    why = f" ({row.cause})" if row else ""
+    text = f"rank {rank.rank} on {rank.host} {how}" + (f": {said}" if said else "") + why
+    cause = Cause(
+        rank.rank,
+        rank.host,
+        text,
+        in_words(row.fix, rank.host) if row else "",
+        tuple(lines[-SHOWN_LINES:]),
+        row.id if row else "",
+        tuple(telling(frames_of(report))),
+        bool(row or report or (rank.reason and rank.exit_code == 127)),
     )
-    cause = Cause(rank.rank, rank.host, text, fix, tuple(lines[-20:]))
-    return cause, bool(known and known.consequence)
+    return Verdict(rank, cause, row)
 
 
-def last_error(lines: list[str]) -> str:
-    """The line that says what went wrong: the end of the last traceback, else the last line at all."""
-    errors = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b", line)]
-    rest = [line.strip() for line in lines if line.strip()]
-    return (errors or rest or [""])[-1][:300]
+def row_of(rank: RankState, lines: Sequence[str], report: Sequence[str], one_host: bool) -> Row | None:
+    """The row that fits. An exception that no row knows is the program's own: what it said before, such as a
+    warning that it went on after, is not why it ended."""
+    row = find([*(report or lines), rank.reason], one_host=one_host)
+    if row is None and not report:
+        row = BY_SIGNAL.get(rank.signal or "")
+    if row is not None and row.kind != "cause" and report:
+        before = find([line for line in lines if OF_TORCH.match(line)], one_host=one_host)
+        row = before if before is not None and before.kind == "cause" else row
+    return row
+
+
+def in_words(fix: str, host: str) -> str:
+    return fix.replace("{host}", host or "that host")
+
+
+# --- All ranks together --------------------------------------------------------------------------
+
+GONE_FIX = BY_ID["host_gone"].fix
+NETWORK = (
+    "no rank hangs, all wait for each other: packets between the hosts are lost, such as behind a firewall "
+    "that was raised or a link that broke while they trained"
+)
+NOT_MET = "they cannot reach each other: `ringctl preflight` says which, and why"
+
+
+def to_blame(
+    state: RunState, verdicts: Sequence[Verdict], tails: Tails, away: Mapping[str, str]
+) -> Cause | None:
+    """Where every failed rank only lost another: the one that they lost."""
+    first = verdicts[0]
+    lost = [r for r in state.ranks.values() if r.state in SILENT]
+    gone = [rank for rank in lost if rank.host in away]
+    if gone:
+        return blamed(
+            gone[0], first, f"cannot be heard any more ({away[gone[0].host]})", GONE_FIX, "host_gone"
+        )
+    left = [
+        r
+        for r in state.ranks.values()
+        if r.state == "succeeded" and (r.ended or 0) <= (first.rank.ended or 0)
+    ]
+    if left:
+        row = BY_ID["uneven"]
+        how = f"had ended by itself, without an error ({row.cause})"
+        return blamed(left[0], first, how, row.fix, row.id)
+    return hanging(lost, first, tails) or out_of_step(verdicts, tails) or network(state, verdicts, tails)
+
+
+def blamed(rank: RankState, waiting: Verdict, how: str, fix: str, id_: str, **more: object) -> Cause:
+    """The sentence for a rank that made another one fail."""
+    other, inner = waiting.rank, waiting.cause.trace[-1:]
+    where = f" in `{inner[0].text}`" if inner and inner[0].text else ""
+    who = f"rank {rank.rank} on {rank.host}{at_step(rank)}"
+    text = f"{who} {how}; rank {other.rank} on {other.host} waited for it{where}"
+    cause = Cause(rank.rank, rank.host, text, in_words(fix, rank.host), waiting.cause.lines, id_)
+    return replace(cause, **more)  # type: ignore[arg-type]  # fields of Cause
+
+
+def at_step(rank: RankState) -> str:
+    step = rank.metric.get("step")
+    return f", after step {step}," if isinstance(step, (int, float)) else ""
+
+
+def hanging(silent: Sequence[RankState], first: Verdict, tails: Tails) -> Cause | None:
+    """A rank that did not fail, and was not waiting for others either."""
+    behind = [rank for rank in silent if rank.rank in tails.stacks and not tails.stacks[rank.rank].waits]
+    told = [
+        rank for rank in behind if tails.stacks[rank.rank].frames or tails.stacks[rank.rank].state in "TD"
+    ]
+    mute = [rank for rank in silent if rank.rank not in tails.stacks]
+    timed_out = first.row is not None and first.row.id == "hang"
+    chosen = next(iter(told or behind or (mute if timed_out else [])), None)
+    if chosen is None:
+        return None
+    stack = tails.stacks.get(chosen.rank)
+    where = f"it {stack.doing(past=True)}" if stack and chosen in told else "it said nothing"
+    fix = f"`ringctl logs --rank {chosen.rank}` shows what it said before; look at that line of the program"
+    if stack and stack.state == "T":
+        fix = f"`kill -CONT {chosen.pid}` on {chosen.host} lets such a rank go on"
+    trace = tuple(reversed(stack.frames)) if stack else ()
+    return blamed(
+        chosen,
+        first,
+        f"hung: {where}",
+        fix,
+        "hang",
+        trace=tuple(telling(trace)),
+        lines=tuple(without_labels(tails.of(chosen.rank))[-SHOWN_LINES:]),
+    )
+
+
+def out_of_step(verdicts: Sequence[Verdict], tails: Tails) -> Cause | None:
+    """Ranks that waited for each other in different calls."""
+    places = {v.rank.rank: place_of(v, tails) for v in verdicts}
+    known = {rank: place for rank, place in places.items() if place}
+    if len(set(known.values())) < 2:
+        return None
+    row = BY_ID["uneven"]
+    parts = [f"rank {rank} in {place}" for rank, place in sorted(known.items())[:4]]
+    text = f"the ranks waited in different calls: {', '.join(parts)} ({row.cause})"
+    first = verdicts[0]
+    return replace(first.cause, text=text, fix=in_words(row.fix, first.rank.host), id=row.id)
+
+
+def place_of(verdict: Verdict, tails: Tails) -> str:
+    """The call of the user's code in which a rank waited."""
+    if verdict.cause.trace:
+        inner = verdict.cause.trace[-1]
+        return f"`{inner.text}` at {inner.place}"
+    stack = tails.stacks.get(verdict.rank.rank)
+    return str(stack) if stack and stack.own else ""
+
+
+def network(state: RunState, verdicts: Sequence[Verdict], tails: Tails) -> Cause | None:
+    """All ranks waited, on several hosts, and at least one until its time was up."""
+    hosts = {rank.host for rank in state.ranks.values()}
+    timed_out = [v for v in verdicts if v.row is not None and v.row.id == "hang"]
+    if len(hosts) < 2 or not timed_out:
+        return None
+    first, row = timed_out[0], BY_ID["firewall"]
+    where = place_of(first, tails)
+    rank = first.rank
+    text = f"rank {rank.rank} on {rank.host}{at_step(rank)} got no answer in time" + (
+        f" in {where}" if where else ""
+    )
+    return replace(first.cause, text=f"{text}: {NETWORK}", fix=in_words(row.fix, rank.host), id=row.id)
+
+
+def with_missing(verdict: Verdict, state: RunState, tails: Tails) -> Cause:
+    """Ranks that did not come to the meeting, with their hosts and what they did, where it is known which."""
+    absent = sorted(absent_ranks(verdict.cause.lines))
+    if not absent:
+        others = [r.rank for r in state.ranks.values() if r is not verdict.rank and r.state != "failed"]
+        absent = others if len(others) == 1 else []
+    named = [
+        f"rank {rank} on {state.ranks[rank].host}"
+        + (f", which was in {tails.stacks[rank]}" if rank in tails.stacks else "")
+        for rank in absent
+        if rank in state.ranks
+    ]
+    return (
+        replace(verdict.cause, text=f"{verdict.cause.text}; missing: {'; '.join(named)}")
+        if named
+        else verdict.cause
+    )
+
+
+ABSENT = re.compile(
+    r"ranks? ([\d, -]+) (?:has|have) not come"
+    r"|[Rr]anks? ([\d, ]+) failed to pass monitoredBarrier"
+    r"|wait timeout after \d+ms, keys: \S*//cpu//\d+/(\d+)$"
+)
+
+
+def absent_ranks(lines: Iterable[str]) -> frozenset[int]:
+    """The ranks that the last such line names."""
+    found = [next(filter(None, match.groups())) for line in lines for match in ABSENT.finditer(line)]
+    try:
+        return parse_ranks(found[-1].replace(" ", "").strip(",")) if found else frozenset()
+    except InputError:  # not one of our lines, only like them
+        return frozenset()
+
+
+# --- A run that stands still ---------------------------------------------------------------------
+
+
+def standstill(state: RunState, tails: Tails, away: Mapping[str, str]) -> str:
+    """Who keeps the others waiting in a run that still runs, by the stacks its hosts took; "" if nobody does:
+    a rank that computes is slow, and that is none of our business."""
+    running = [rank for rank in state.ranks.values() if rank.state == "running"]
+    waiting = [rank for rank in running if rank.rank in tails.stacks and tails.stacks[rank.rank].waits]
+    behind = [
+        rank for rank in running if rank not in waiting and (rank.rank in tails.stacks or rank.host in away)
+    ]
+    if not waiting:
+        return ""
+    others = f"ranks {ranges(r.rank for r in waiting)}" if len(waiting) > 1 else f"rank {waiting[0].rank}"
+    held_up = f"{others} wait{'' if len(waiting) > 1 else 's'} in {tails.stacks[waiting[0].rank]}"
+    if behind:
+        rank = behind[0]
+        doing = tails.stacks[rank.rank].doing() if rank.rank in tails.stacks else ""
+        where = f"cannot be heard ({away[rank.host]})" if rank.host in away else doing
+        return f"no progress: rank {rank.rank} on {rank.host}{at_step(rank)} {where}; {held_up}"
+    if len(waiting) == len(running) == state.world and len({rank.host for rank in running}) > 1:
+        begun = any("step" in rank.metric for rank in running)
+        return f"no progress: {held_up}; {NETWORK if begun else NOT_MET}"
+    return f"no progress: {held_up}" if len(waiting) < state.world else ""

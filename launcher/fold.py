@@ -9,6 +9,7 @@ from typing import Any
 from launcher.model import Event, Plan, RankState, RunState, RunStatus
 
 ENDED = ("succeeded", "failed", "stopped")
+ASIDE = ("line", "stack", "oom")  # told of a rank, without being a sign of its life
 
 
 def initial(plan: Plan) -> RunState:
@@ -63,7 +64,7 @@ def rank_from_state(host: str, rank: Mapping[str, Any]) -> RankState:
 
 def fold(state: RunState, event: Event) -> RunState:
     """The run after `event`."""
-    if event.kind == "line" or event.rank is None or event.rank not in state.ranks:
+    if event.kind in ASIDE or event.rank is None or event.rank not in state.ranks:
         return state
     rank = replace(state.ranks[event.rank], seen=event.time, host=event.host)
     if event.kind == "rank_started":

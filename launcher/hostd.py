@@ -8,6 +8,7 @@ a line that reads SENTINEL, so that whatever a login shell prints before it does
     follow   the run's events from a cursor on, raw, until the run is over
     runs     the state of every run on this host
     stop     end a run: TERM, grace, KILL, then a sweep for whatever still carries the run's id
+    stacks   have the supervisor note where each rank is, as events of the run
     prefork  internal: import torch once and become the ranks (runs in the ranks' own Python)
 
 Processes of a run, and why nothing is left behind:
@@ -44,6 +45,10 @@ TICK_S = 0.2  # metrics are looked at this often
 HEARTBEAT_S = 1.0  # state.json is written at least this often
 SETTLE_S = 1.0  # after the first failure the other ranks may fail by themselves this long
 FAILED_GRACE_S = 3.0  # then TERM, and KILL after this
+WATCHDOG_S = 30.0  # ranks that made no progress for so long, and for ten of their usual steps, are looked at
+USUAL_STEPS = 10
+STACK_S = 0.5  # a rank writes its stack within this
+MOST_FRAMES = 40
 KILLED = "its supervisor was killed"
 STOPPED_EARLY = "it was stopped while it was starting"  # the controller knows these words
 PORT_TAKEN = "the master port is taken:"  # the controller knows this beginning, and chooses another
@@ -617,6 +622,129 @@ def shell_environ(
     return after_it if found else None, said.decode(errors="replace")
 
 
+# --- Where a rank is -----------------------------------------------------------------------------
+
+THREAD = re.compile(r"^(Current thread|Thread|Stack) ?\S* ?.*\(most recent call first\):$")
+STACK_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+
+
+def stack_file(metrics: str) -> str:
+    """Where a rank writes its stack on SIGUSR1; that it is there says that the rank knows how to."""
+    return metrics + ".stacks"
+
+
+def register_stacks(metrics: str) -> None:
+    """In the rank: write all threads' stacks to its file on SIGUSR1, even in the middle of a C function."""
+    import faulthandler
+
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+    try:
+        fd = os.open(stack_file(metrics), flags, 0o600)
+    except OSError:
+        return  # a full disk: the rank runs all the same
+    faulthandler.register(signal.SIGUSR1, file=fd, all_threads=True, chain=False)
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for a signal that would kill it otherwise."""
+    try:
+        with open(f"/proc/{pid}/status") as f:
+            caught = next((line for line in f if line.startswith("SigCgt:")), "SigCgt: 0")
+    except OSError:
+        return False
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
+def cpu_and_state(pid: int) -> tuple[int, str]:
+    """Clock ticks of processor time that a process has used, and its state: R, S, D, T."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as f:
+            fields = f.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0, ""
+    return int(fields[11]) + int(fields[12]), fields[0].decode()
+
+
+def main_stack(dump: str) -> list[tuple[str, int, str]]:
+    """(file, line, function) of the main thread in a dump of faulthandler's, innermost first."""
+    threads: list[tuple[bool, list[tuple[str, int, str]]]] = []
+    for line in dump.splitlines():
+        thread, frame = THREAD.match(line), STACK_FRAME.match(line)
+        if thread:
+            threads.append((thread.group(1) != "Thread", []))
+        elif frame and threads:
+            threads[-1][1].append((frame.group(1), int(frame.group(2)), frame.group(3)))
+    # The kernel gives a signal to the main thread, so that is the current one; else it is the oldest.
+    current = [frames for is_current, frames in threads if is_current and frames]
+    return (current or [frames for _, frames in threads] or [[]])[-1][:MOST_FRAMES]
+
+
+def source_line(path: str, number: int) -> str:
+    import linecache
+
+    return linecache.getline(path, number).strip()[:160]
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory: in our control group, else at all."""
+    try:
+        with open("/proc/self/cgroup") as f:
+            groups = [line.rstrip("\n").split(":", 2) for line in f]
+    except OSError:
+        groups = []
+    places = [f"/sys/fs/cgroup{path}/memory.events" for _, names, path in groups if not names]
+    places += [
+        f"/sys/fs/cgroup/memory{path}/memory.oom_control"
+        for _, names, path in groups
+        if "memory" in names.split(",")
+    ]
+    for place in places + ["/proc/vmstat"]:
+        try:
+            with open(place) as f:
+                counts = dict(line.split()[:2] for line in f)
+        except (OSError, ValueError):
+            continue
+        if "oom_kill" in counts:
+            return int(counts["oom_kill"])
+    return 0
+
+
+class Progress:
+    """When a rank last got on, by its steps if it tells them, else by what it prints."""
+
+    def __init__(self, patience: str) -> None:
+        try:
+            self.least = float(patience or WATCHDOG_S)
+        except ValueError:
+            self.least = WATCHDOG_S
+        self.at = time.monotonic()
+        self.usual = 0.0  # seconds between two signs of progress, over the last few
+        self.step: object = None
+
+    def made(self) -> None:
+        now = time.monotonic()
+        self.usual = 0.8 * self.usual + 0.2 * (now - self.at) if self.usual else now - self.at
+        self.at = now
+
+    def printed(self) -> None:
+        if self.step is None:
+            self.made()
+
+    def stepped(self, record: dict[str, Any]) -> bool:
+        """Whether this metrics record tells of another step than the one before."""
+        step = record.get("step")
+        if step is None or step == self.step:
+            return False
+        self.step = step
+        self.made()
+        return True
+
+    def lacks(self, times: float) -> bool:
+        """Whether there was none for `times` as long as one waits for it; never if that is 0 or less."""
+        patience = max(self.least, USUAL_STEPS * self.usual)
+        return self.least > 0 and time.monotonic() - self.at > times * patience
+
+
 # --- Starting ranks ------------------------------------------------------------------------------
 
 
@@ -655,12 +783,14 @@ def python_command(argv: list[str]) -> PythonCommand | None:
 class Rank:
     """One rank of this host: its pipes, its process, how it ended."""
 
-    def __init__(self, spec: dict[str, Any]) -> None:
+    def __init__(self, spec: dict[str, Any], patience: str = "") -> None:
         self.number = int(spec["rank"])
         self.local_rank = int(spec["local_rank"])
         self.argv = [str(word) for word in spec["argv"]]
         self.env = dict(spec["env"])
         self.metrics = MetricsTail(str(self.env["RINGCTL_METRICS"]))
+        self.progress = Progress(patience)
+        self.ticks = -1  # processor time when it was asked for its stack; -1 when it was not
         self.splitters: dict[int, LineSplitter] = {}
         self.write_ends: list[int] = []
         self.pid = 0
@@ -718,6 +848,18 @@ def become_rank_process(supervisor: int) -> None:
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor:
         os._exit(1)  # it died before the line above took effect
+    raise_open_files()
+
+
+def raise_open_files() -> None:
+    """As many open files as the host allows: the usual soft limit is low for a connection to each peer."""
+    import resource
+
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):
+        pass  # the host has lowered what it allows since: the rank keeps the limit it has
 
 
 def copy_code(digest: str, target: str) -> None:
@@ -793,7 +935,7 @@ def start_zygote(
     report_read, report_write = os.pipe()
     request = {
         "supervisor": os.getpid(), "report": report_write, "target": command.target, "module": command.module,
-        "args": command.args,
+        "args": command.args, "preload": len(ranks) > 1,
         "ranks": [
             {"rank": r.number, "argv": r.argv, "env": r.env, "fds": r.write_ends} for r in ranks
         ],
@@ -826,7 +968,7 @@ class Supervisor:
     def __init__(self, folder: str, plan: dict[str, Any], warden: dict[str, Any]) -> None:
         self.folder, self.plan, self.warden = folder, plan, warden
         self.log = EventLog(folder, int(plan["attempt"]))
-        self.ranks = [Rank(spec) for spec in plan["ranks"]]
+        self.ranks = [Rank(spec, str(plan.get("watchdog") or "")) for spec in plan["ranks"]]
         self.readers: dict[int, tuple[Rank, LineSplitter]] = {}
         self.poll: select.poll
         self.orphans: dict[int, int] = {}  # ended before we were told whose pid it was
@@ -843,6 +985,10 @@ class Supervisor:
         self.stop_requested = False
         self.failed: Rank | None = None
         self.next_heartbeat = 0.0
+        self.oom_kills = oom_kills()
+        self.wants_stacks = False
+        self.stacks_at: float | None = None  # when what the ranks wrote is read
+        self.looks = 0  # how often the ranks were looked at since they last got on
 
     # starting
 
@@ -856,7 +1002,7 @@ class Supervisor:
             os.makedirs(rank.env["RINGCTL_CHECKPOINTS"], mode=0o700, exist_ok=True)
             rank.open_pipes()
             self.readers.update({fd: (rank, splitter) for fd, splitter in rank.splitters.items()})
-        command = python_command(self.ranks[0].argv) if self.plan["prefork"] and len(self.ranks) > 1 else None
+        command = python_command(self.ranks[0].argv) if self.plan["prefork"] else None
         if command is not None:
             self.zygote, self.report_fd = start_zygote(self.ranks, command, environ, cwd)
             os.set_blocking(self.report_fd, False)
@@ -880,6 +1026,7 @@ class Supervisor:
 
     def rank_started(self, rank: Rank, pid: int) -> None:
         rank.pid, rank.start, rank.state, rank.seen = pid, start_time(pid), "running", time.time()
+        rank.progress.at = time.monotonic()
         self.log.event("rank_started", rank=rank.number, pid=pid)
         if pid in self.orphans:
             self.rank_ended(rank, self.orphans.pop(pid))
@@ -897,6 +1044,7 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self.on_terminate)
         signal.signal(signal.SIGINT, self.on_terminate)
+        signal.signal(signal.SIGUSR1, self.on_look)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self.poll = select.poll()
         # The zygote's report comes before the pipes, so that a rank is known before its first line.
@@ -922,10 +1070,13 @@ class Supervisor:
         request = read_json(os.path.join(self.folder, "stop.json")) or {}
         now = time.monotonic()
         orphaned = not request and os.getppid() != self.warden["pid"]
+        first = not self.ending
         self.ending = self.ending or (KILLED if orphaned else str(request.get("reason") or "stopped"))
         self.stop_requested = self.ending == "stopped"
         self.term_at = now
-        kill_at = now + float(request.get("grace", FAILED_GRACE_S))
+        if first and not orphaned and not self.stop_requested:  # a rank elsewhere failed: where are ours?
+            self.wants_stacks, self.term_at = True, now + STACK_S + 2 * TICK_S
+        kill_at = self.term_at + float(request.get("grace", FAILED_GRACE_S))
         self.kill_at = kill_at if self.kill_at is None else min(kill_at, self.kill_at)
 
     def tick(self) -> None:
@@ -937,6 +1088,7 @@ class Supervisor:
                 out = splitter.flush(now, at_end=False)
                 if out:
                     self.log.write(out)
+        self.watch_progress(clock)
         if self.term_at is not None and clock >= self.term_at:
             self.signal_ranks(signal.SIGTERM)
             self.term_at = None
@@ -956,6 +1108,52 @@ class Supervisor:
                 if rank.pid:
                     send(rank.pid, number, group=True)
 
+    # where the ranks are
+
+    def on_look(self, *_: object) -> None:
+        self.wants_stacks = True
+
+    def watch_progress(self, clock: float) -> None:
+        """Note where the ranks are when somebody asks, and when one of them has not got on for long: then
+        again after four times as long, and so on."""
+        running = [rank for rank in self.ranks if rank.pid and rank.status is None]
+        if self.stacks_at is not None:
+            if clock >= self.stacks_at:
+                self.stacks_at = None
+                self.note_stacks(running)
+        elif self.wants_stacks:
+            self.wants_stacks = False
+            self.ask_for_stacks(running, clock)
+        elif not self.ending and any(rank.progress.lacks(4**self.looks) for rank in running):
+            self.looks += 1
+            self.ask_for_stacks(running, clock)
+
+    def ask_for_stacks(self, ranks: list[Rank], clock: float) -> None:
+        """SIGUSR1 to those that write their stack then, and to nobody whom it would kill."""
+        self.stacks_at = clock + STACK_S
+        for rank in ranks:
+            rank.ticks = cpu_and_state(rank.pid)[0]
+            path = stack_file(rank.metrics.path)
+            if os.path.exists(path) and catches(rank.pid, signal.SIGUSR1):
+                os.truncate(path, 0)
+                send(rank.pid, signal.SIGUSR1)
+
+    def note_stacks(self, ranks: list[Rank]) -> None:
+        """Write down what they wrote, and whether they were using the processor."""
+        for rank in ranks:
+            if rank.ticks < 0:
+                continue
+            ticks, state = cpu_and_state(rank.pid)
+            try:
+                with open(stack_file(rank.metrics.path), errors="replace") as f:
+                    stack = main_stack(f.read(READ_BYTES))
+            except OSError:
+                stack = []
+            frames = [[path, line, name, source_line(path, line)] for path, line, name in stack]
+            busy = (ticks - rank.ticks) / os.sysconf("SC_CLK_TCK") > 0.2 * STACK_S
+            rank.ticks = -1
+            self.log.event("stack", rank=rank.number, frames=frames, state=state, busy=busy)
+
     # what comes in
 
     def read_output(self, fd: int) -> bool:
@@ -967,6 +1165,7 @@ class Supervisor:
             return True
         now = round(time.time(), 6)
         rank.seen = now
+        rank.progress.printed()
         out = splitter.feed(data, now) if data else splitter.flush(now, at_end=True)
         if out:
             self.log.write(out)
@@ -986,6 +1185,8 @@ class Supervisor:
         for record in rank.metrics.read():
             rank.last.update({k: v for k, v in record.items() if isinstance(v, (int, float, str, bool))})
             rank.seen = time.time()
+            if rank.progress.stepped(record):
+                self.looks = 0
             self.log.event("metric", rank=rank.number, **record)
         return rank.metrics.offset != before
 
@@ -1037,14 +1238,24 @@ class Supervisor:
             pass  # a piece at a time
         rank.status, rank.seen = status, time.time()
         rank.state = "stopped" if rank.reason else "succeeded" if status == 0 else "failed"
+        if rank.state == "failed" and exit_code(status) == -signal.SIGKILL:
+            self.note_oom(rank)
         log_exit(self.log, rank.number, rank.state, exit_code(status), signal_name(status), rank.reason)
         if rank.state == "failed" and self.failed is None:
             self.failed = rank
             if not self.ending:
                 self.ending = f"rank {rank.number} failed"
+                self.wants_stacks = True
                 self.term_at = time.monotonic() + SETTLE_S
                 self.kill_at = self.term_at + FAILED_GRACE_S
         self.save()
+
+    def note_oom(self, rank: Rank) -> None:
+        """Say so if the kernel has killed for want of memory since the ranks were started."""
+        kills = oom_kills()
+        if kills > self.oom_kills:
+            self.oom_kills += 1  # one each: another of our ranks may have been killed in the same moment
+            self.log.event("oom", rank=rank.number)
 
     # the end
 
@@ -1414,6 +1625,16 @@ def terminate(state: dict[str, Any], seconds: float) -> None:
             return
 
 
+def command_stacks(request: dict[str, Any]) -> dict[str, Any]:
+    """Have the supervisor look where its ranks are; says whether it is there to do so."""
+    state = read_state(str(request["run"]))
+    here = state is not None and state["state"] == "running" and alive(state["hostd"])
+    if here and state is not None and catches(int(state["hostd"]["pid"]), signal.SIGUSR1):
+        send(int(state["hostd"]["pid"]), signal.SIGUSR1)
+        return {"known": True, "asked": True}
+    return {"known": state is not None, "asked": False}
+
+
 # --- prefork: in the ranks' own Python -----------------------------------------------------------
 
 
@@ -1426,7 +1647,8 @@ def prefork() -> None:
     target, module = request["target"], request["module"]
     if not sys.flags.isolated and not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.getcwd() if module else os.path.dirname(os.path.realpath(target))
-    import_once()
+    if request["preload"]:
+        import_once()
     sys.stdout.flush()
     sys.stderr.flush()
     for rank in request["ranks"]:
@@ -1481,6 +1703,7 @@ def enter_rank(rank: dict[str, Any], request: dict[str, Any]) -> None:
         sys.orig_argv = list(rank["argv"])  # novermin  # type: ignore[attr-defined,unused-ignore]  # Python 3.10
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # its global state was drawn before the fork
+    register_stacks(rank["env"]["RINGCTL_METRICS"])
     sys.excepthook = without_our_frames
 
 
@@ -1534,7 +1757,13 @@ def main() -> int:
     if command == "prefork":
         prefork()
         return 0
-    commands = {"start": command_start, "follow": command_follow, "runs": command_runs, "stop": command_stop}
+    commands: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = {
+        "start": command_start,
+        "follow": command_follow,
+        "runs": command_runs,
+        "stop": command_stop,
+        "stacks": command_stacks,
+    }
     signal.alarm(REQUEST_S)
     request = json.loads(sys.stdin.buffer.read() or b"{}")
     signal.alarm(0)

@@ -324,8 +324,9 @@ _user = _matching(
 _ifname = _matching(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,14}", "an interface as `ip link` shows it, such as eth0")
 _CONTROL = r"\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff"
 _line = _matching(rf"[^\s{_CONTROL}-][^{_CONTROL}]*", "one line of text that begins with no dash or space")
-_host_key = _matching(
-    r"[a-z0-9][a-z0-9@.-]* [A-Za-z0-9+/]+={0,2}", "TYPE BASE64, such as 'ssh-ed25519 AAAAC3Nz...'"
+_host_key = _matching(  # the comment behind it is as long as it likes, and means nothing
+    rf"[a-z0-9][a-z0-9@.-]* [A-Za-z0-9+/]+={{0,2}}( [^{_CONTROL}]*)?",
+    "TYPE BASE64, such as 'ssh-ed25519 AAAAC3Nz...'",
 )
 
 

@@ -163,9 +163,11 @@ def shell_commands(plan: Plan) -> dict[str, list[str]]:
 
 
 def shell_command(host: HostPlan, rank: RankSpec) -> str:
-    """One rank, quoted. ringctl's own folders are left out: a run by hand has none."""
+    """One rank, quoted. ringctl's own folders are left out, for a run by hand has none: it is in the host's
+    `workdir` or, without one, in the home folder that the code must be."""
+    folder, argv = by_hand(host, rank)
     env = {k: v for k, v in rank.env.items() if not k.startswith("RINGCTL_")}
-    words = ["env", *(f"{name}={value}" for name, value in env.items()), *rank.argv]
+    words = ["env", *(f"{name}={value}" for name, value in env.items()), *argv]
     activate = {"venv": ". {}/bin/activate && ", "conda": "conda activate {} && "}
     prefix = (
         activate[host.env.kind].format(quote_path(host.env.value))
@@ -173,7 +175,19 @@ def shell_command(host: HostPlan, rank: RankSpec) -> str:
         else ""
     )
     log = f"rank{rank.rank}.log"
-    return f"cd {quote_path(host.workdir)} && {prefix}nohup {shlex.join(words)} >{log} 2>&1 </dev/null &"
+    return f"cd {folder} && {prefix}nohup {shlex.join(words)} >{log} 2>&1 </dev/null &"
+
+
+def by_hand(host: HostPlan, rank: RankSpec) -> tuple[str, tuple[str, ...]]:
+    """(the folder, quoted; the argv) without what only ringctl puts on a host: snapshots and their copies."""
+    home, run = rank.env.get("RINGCTL_HOME", ""), rank.env.get("RINGCTL_RUN", "")
+    copy = f"{home}/runs/{run}/work"
+    folder = "~" if host.workdir == copy else quote_path(host.workdir)
+    argv = [word.removeprefix(f"{copy}/") for word in rank.argv]
+    if argv[1:] and argv[1].startswith(f"{home}/code/") and argv[1].endswith("/trainer/__main__.py"):
+        python = "python3" if host.env is None else argv[0]
+        argv[:2] = [python, "-m", "trainer"]
+    return folder, tuple(argv)
 
 
 def quote_path(path: str) -> str:

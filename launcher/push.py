@@ -19,6 +19,7 @@ from typing import Any, Literal
 from launcher.agent import Agent
 from launcher.errors import InputError, RingctlError
 from launcher.fanout import fan_out
+from launcher.ignore import Ignored, ignore_matcher, ignore_rules
 from launcher.model import to_json
 from launcher.plan import is_trainer
 
@@ -34,6 +35,8 @@ BATCH = 16 << 20  # so much is sent at once, unless one file is larger
 MOST_IN_VAIN = 3  # another push may collect what this one counted on
 LARGE = 5 << 20  # from here on it takes long enough to say so
 SAY_S = 2.0
+NO_REPOSITORY = "not a git repository (or any"  # git's words for it, as opposed to one that is damaged
+UNREADABLE = re.compile(r"warning: could not open directory '(.*?)/?': (.*)")
 
 
 @dataclass(frozen=True)
@@ -70,23 +73,25 @@ class Snapshot:
 def take(root: Path) -> Snapshot:
     """The folder's files: what git tracks or would track, else all but the usual junk; less .ringignore."""
     ignored = ignore_rules(root)
-    names = sorted({name for name in list_files(root) if not ignored(name)})
+    names = sorted({name for name in list_files(root, ignored) if not ignored(name)})
     return snapshot_of(root, names)
 
 
 def of_command(command: tuple[str, ...], trainer: str) -> Snapshot:
     """What hosts need to run it: the folder the user is in, or the built-in trainer."""
-    return of_package(Path(trainer).parent) if is_trainer(command) else take(Path.cwd())
+    from launcher.ask import folder
+
+    return of_package(Path(trainer).parent) if is_trainer(command) else take(Path(folder()))
 
 
 def of_package(package: Path) -> Snapshot:
     """One Python package, below a folder of its own."""
-    found = walk(package, package.parent)
+    found = walk(package, package.parent, lambda name: False)  # noqa: ARG005 - nothing of it is left out
     return snapshot_of(package.parent, sorted(found))
 
 
 def snapshot_of(root: Path, names: Iterable[str]) -> Snapshot:
-    entries = tuple(read_entry(root, name) for name in names if os.path.lexists(root / name))
+    entries = tuple(entry for name in names if (entry := read_entry(root, name)))
     if len(entries) > MOST_FILES or sum(entry.size for entry in entries) > MOST_BYTES:
         raise InputError(
             f"{root}: {len(entries):,} files are too much to push",
@@ -98,94 +103,84 @@ def snapshot_of(root: Path, names: Iterable[str]) -> Snapshot:
     )
 
 
-def read_entry(root: Path, name: str) -> Entry:
+def read_entry(root: Path, name: str) -> Entry | None:
+    """None if there is no such file any more."""
     path = root / name
-    about = path.lstat()
-    if stat.S_ISLNK(about.st_mode):
-        target = os.readlink(path)
-        real = os.path.realpath(path)
-        if os.path.isabs(target) or not real.startswith(os.path.realpath(root) + os.sep):
-            raise InputError(
-                f"{path}: a symbolic link that leaves the folder",
-                fix=f"add {name} to .ringignore, or copy what it means",
-            )
-        return Entry(name, "link", target, 0, False)
-    if not stat.S_ISREG(about.st_mode):
-        raise InputError(f"{path}: neither a file nor a link", fix=f"add {name} to .ringignore")
     try:
+        about = path.lstat()
+        if stat.S_ISLNK(about.st_mode):
+            return Entry(name, "link", link_target(root, name), 0, False)
+        if not stat.S_ISREG(about.st_mode):
+            raise InputError(f"{path}: neither a file nor a link", fix=f"add {name} to .ringignore")
         data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror}", fix=f"add {name} to .ringignore") from None
+        raise cannot_read(path, name, error.strerror) from None
     return Entry(name, "file", hashlib.sha256(data).hexdigest(), len(data), bool(about.st_mode & 0o100))
 
 
-def list_files(root: Path) -> list[str]:
-    """Paths below `root`, relative to it."""
-    git = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+def link_target(root: Path, name: str) -> str:
+    """Where a symbolic link points, which must be inside the folder."""
+    path, top = root / name, os.path.realpath(root)
+    target, real = os.readlink(path), os.path.realpath(path)
+    if os.path.isabs(target) or not (real == top or real.startswith(top + os.sep)):
+        raise InputError(
+            f"{path}: a symbolic link that leaves the folder",
+            fix=f"add {name} to .ringignore, or copy what it means",
+        )
+    return target
+
+
+def cannot_read(path: Path, name: str, why: str | None) -> InputError:
+    return InputError(f"{path}: {why}", fix=f"add {name} to .ringignore")
+
+
+def list_files(root: Path, ignored: Ignored, under: str = "") -> list[str]:
+    """Paths below `under`, a folder of `root`, relative to `root`; some may be `ignored`."""
+    folder = root / under
+    git = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
-        done = subprocess.run(git, capture_output=True, check=False)
+        done = subprocess.run(git, capture_output=True, check=False, env={**os.environ, "LC_ALL": "C"})
     except FileNotFoundError:
-        return walk(root, root)
+        if any((place / ".git").exists() for place in (folder.absolute(), *folder.absolute().parents)):
+            raise InputError(f"{folder}: there is no git here to say what it ignores") from None
+        return walk(folder, root, ignored)
+    words = done.stderr.decode(errors="replace").strip()
+    if done.returncode and NO_REPOSITORY in words:
+        return walk(folder, root, ignored)
     if done.returncode:
-        return walk(root, root)
-    names = [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
-    submodules = [name for name in names if os.path.isdir(root / name) and not os.path.islink(root / name)]
-    inside = [f"{name}/{path}" for name in submodules for path in list_files(root / name)]
-    return [name for name in names if name not in set(submodules)] + inside
+        # Without git nobody knows what is to stay here: it may be secrets.
+        raise InputError(f"{folder}: git cannot say what belongs to it: {words.replace(chr(10), ' ')}")
+    prefix = f"{under}/" if under else ""
+    for match in UNREADABLE.finditer(words):
+        if not ignored(f"{prefix}{match[1]}/"):
+            raise cannot_read(root / f"{prefix}{match[1]}", f"{prefix}{match[1]}", match[2])
+    names = [prefix + os.fsdecode(name).rstrip("/") for name in done.stdout.split(b"\0") if name]
+    # Submodules, and repositories of their own in a folder that is not tracked.
+    inner = {name for name in names if os.path.isdir(root / name) and not os.path.islink(root / name)}
+    whole = [name for name in sorted(inner) if os.path.lexists(root / name / ".git") and name != under]
+    inside = [path for name in whole for path in list_files(root, ignored, name)]
+    return [name for name in names if name not in inner] + inside
 
 
-def walk(folder: Path, root: Path) -> list[str]:
+def walk(folder: Path, root: Path, ignored: Ignored) -> list[str]:
     """Everything below `folder` but the usual junk, relative to `root`."""
     junk = ignore_matcher(JUNK)
     found = []
-    for parent, folders, files in os.walk(folder):
+
+    def complain(error: OSError) -> None:
+        name = os.path.relpath(error.filename, root)
+        if not ignored(f"{name}/"):
+            raise cannot_read(Path(error.filename), name, error.strerror) from None
+
+    for parent, folders, files in os.walk(folder, onerror=complain):
         links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
         folders[:] = [name for name in folders if name not in links and not junk(name)]
         found += [
             os.path.relpath(os.path.join(parent, name), root) for name in files + links if not junk(name)
         ]
     return found
-
-
-# --- .ringignore ---------------------------------------------------------------------------------
-
-
-def ignore_rules(root: Path) -> Callable[[str], bool]:
-    try:
-        lines = (root / ".ringignore").read_text("utf-8", "surrogateescape").splitlines()
-    except FileNotFoundError:
-        lines = []
-    except OSError as error:
-        raise InputError(f"{root / '.ringignore'}: {error.strerror}") from None
-    return ignore_matcher(lines)
-
-
-def ignore_matcher(lines: Iterable[str]) -> Callable[[str], bool]:
-    """Like .gitignore: the last rule that matches a path, or a folder it is in, decides."""
-    rules = []
-    for line in lines:
-        rule = line.strip()
-        if rule and not rule.startswith("#"):
-            rules.append((rule.startswith("!"), ignore_pattern(rule.lstrip("!"))))
-
-    def ignored(path: str) -> bool:
-        verdict = False
-        for keep, pattern in rules:
-            if pattern.match(path):
-                verdict = not keep
-        return verdict
-
-    return ignored
-
-
-def ignore_pattern(rule: str) -> re.Pattern[str]:
-    """`*.log` and `data/` anywhere, `/out` and `a/b` from the top; `**` over folders."""
-    anchored = "/" in rule.rstrip("/")
-    body = ""
-    for part in re.split(r"(\*\*/|\*\*|\*|\?)", rule.strip("/")):
-        body += {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(part, re.escape(part))
-    tail = "/.*" if rule.endswith("/") else "(?:/.*)?"
-    return re.compile(("" if anchored else "(?:.*/)?") + body + tail + r"\Z", re.S)
 
 
 # --- Pushing -------------------------------------------------------------------------------------

@@ -9,32 +9,58 @@ from launcher.agent import SENTINEL, Agent
 from launcher.errors import HostError, RingctlError
 from launcher.fanout import fan_out
 from launcher.logs import ranges
-from launcher.transport import Completed
+from launcher.transport import Completed, TimedOut
 
 Show = Callable[[str, Completed], None]
+
+# Whatever a login shell prints comes before the mark ($1). The shell stays, so that a command that is killed
+# still has an exit code. Its stdin says nothing; when it ends, nobody waits any more (Ctrl-C, a timeout, the
+# controller is gone), and whoever watches it ends all of this session's process group.
+SCRIPT = """
+printf "%s\\n" "$1"
+printf "%s\\n" "$1" >&2
+shift
+exec 3<&0 </dev/null
+{ trap "" TERM; read -r nothing <&3; kill -TERM 0; sleep 1; kill -KILL 0; } >/dev/null 2>&1 &
+"$@" 3<&-
+code=$?
+exec 2>/dev/null
+kill -KILL $!
+exit $code
+"""
+NO_COMMAND = "look at the account's login shell there, and at what ends it early (~/.bashrc)"
 
 
 def execute(
     agents: Mapping[str, Agent], command: Sequence[str], timeout: float, show: Show | None
 ) -> dict[str, Completed | RingctlError]:
-    """Run it everywhere; `show` gets each host's output as soon as it is whole."""
-    mark = SENTINEL.decode().strip()
-    # Whatever a login shell prints comes before the mark. The shell stays, so that a command that is killed
-    # still has an exit code.
-    script = 'printf "%s\\n" "$1"; printf "%s\\n" "$1" >&2; shift; "$@"; exit $?'
-    argv = ["/bin/sh", "-c", script, "sh", mark, *command]
+    """Run it everywhere; `show` gets each host's output as soon as it is whole, or given up on. The command
+    does not outlive our waiting for it."""
+    argv = ["/bin/sh", "-c", SCRIPT, "sh", SENTINEL.decode().strip(), *command]
 
     def work(name: str) -> Completed:
-        done = agents[name].transport.run(argv, b"", timeout)
+        try:
+            done = agents[name].transport.run(argv, None, timeout)
+        except TimedOut as error:
+            error.out, error.err = after_mark(error.out), after_mark(error.err)
+            raise
         if SENTINEL not in done.out:
-            raise HostError(name, f"it ran no command; it said: {done.last_words}")
-        out, err = (data.partition(SENTINEL)[2] for data in (done.out, done.err))
-        clean = Completed(done.exit_code, out, err)
-        if show is not None:
-            show(name, clean)
-        return clean
+            fix = "" if done.began else NO_COMMAND
+            raise HostError(name, f"it ran no command; it said: {done.last_words}", fix=fix)
+        return Completed(done.exit_code, after_mark(done.out), after_mark(done.err))
 
-    return fan_out(agents, work)
+    def done(name: str, result: Completed | RingctlError) -> None:
+        if show is not None and isinstance(result, TimedOut):
+            show(name, Completed(-1, result.out, result.err))
+        elif show is not None and isinstance(result, Completed):
+            show(name, result)
+
+    return fan_out(agents, work, done)
+
+
+def after_mark(data: bytes) -> bytes:
+    """What the command itself printed. Where a login shell makes one stream of both, there are two marks."""
+    return data.partition(SENTINEL)[2].removeprefix(SENTINEL)
 
 
 def summary(codes: Mapping[str, int], failed: Mapping[str, RingctlError]) -> list[str]:
@@ -61,7 +87,8 @@ def grouped(names: Sequence[str]) -> str:
 
 
 def result_json(host: str, done: Completed | RingctlError) -> dict[str, Any]:
-    if isinstance(done, RingctlError):
+    if isinstance(done, RingctlError) and not isinstance(done, TimedOut):
         return {"host": host, "error": done.message}
     out, err = (data.decode("utf-8", "surrogateescape") for data in (done.out, done.err))
-    return {"host": host, "exit_code": done.exit_code, "out": out, "err": err}
+    result = {"error": done.message} if isinstance(done, TimedOut) else {"exit_code": done.exit_code}
+    return {"host": host, **result, "out": out, "err": err}

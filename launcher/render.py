@@ -18,7 +18,7 @@ from launcher.model import Event, Plan, RunState
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from launcher.run import Outcome
+    from launcher.watch import Outcome
 
 PROGRESS_S = 5.0  # how often a pipe gets a progress line
 MOMENT_S = 0.15  # lines this close together count as the same moment

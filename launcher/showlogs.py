@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from launcher import fold, render, run, text
+from launcher import fold, render, text, watch
 from launcher.agent import Agent
 from launcher.diagnose import Tails
 from launcher.errors import HostError, InputError
@@ -61,7 +61,7 @@ def show(
         write(list(kept))
     lost = live or (found.state is not None and found.state.state == "lost")
     if state is not None and (lost or state.state in fold.ENDED):
-        finish(run.outcome(state, tails), look)
+        finish(watch.outcome(state, tails), look)
     return HostError.exit_code if away or gone else 0
 
 
@@ -119,7 +119,7 @@ def terminal_writer(look: Look) -> Callable[[list[Event]], None]:
     return write
 
 
-def finish(outcome: run.Outcome, look: Look) -> None:
+def finish(outcome: watch.Outcome, look: Look) -> None:
     """How the run ended: the last JSON event, or a word on stderr so that a pipe holds only the log."""
     if look.as_json:
         write_json([outcome.event()])

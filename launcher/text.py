@@ -13,8 +13,9 @@ from launcher.model import Plan, RankState, RunState
 from launcher.plan import is_trainer
 
 if TYPE_CHECKING:
-    from launcher.run import Outcome
+    from launcher.diagnose import Cause
     from launcher.runs import Found
+    from launcher.watch import Outcome
 
 Row = Sequence[str]
 
@@ -153,16 +154,24 @@ def rank_rows(state: RunState) -> list[Row]:
 
 def cause_lines(outcome: Outcome) -> list[str]:
     """The first failure and what to do about it; nothing where there was none."""
-    if outcome.cause is None:
-        return []
-    fix = [f"  to do: {outcome.cause.fix}"] if outcome.cause.fix else []
-    return [f"failed first: {outcome.cause.text}", *fix]
+    return [] if outcome.cause is None else failure_lines(outcome.cause)
+
+
+def failure_lines(cause: Cause) -> list[str]:
+    """The sentence, the lines of the user's code that led there, and what to do; where nothing is known of
+    it, its last words."""
+    lines = [f"failed first: {cause.text}"]
+    lines += [f"  at {frame}" for frame in cause.trace]
+    if not cause.known:
+        lines.append("  why is not known here; its last lines were" if cause.lines else "  it said nothing")
+        lines += [f"  | {line}" for line in cause.lines]
+    return [*lines, f"  to do: {cause.fix}"] if cause.fix else lines
 
 
 def verdict(outcome: Outcome) -> str:
     """One line: how it ended, after how long, with what accuracy."""
     state = outcome.state
-    took = f" after {state.ended - state.started:.1f} s" if state.ended and state.started else ""
+    took = f" after {max(0.0, state.ended - state.started):.1f} s" if state.ended and state.started else ""
     line = f"run {state.run} {state.state}{took}"
     accuracy = number(fold.result(state, "accuracy"))
     return line + (f"; test accuracy {accuracy:.1%}" if accuracy is not None else "")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from launcher.errors import HostError
 from launcher.model import Host
 
 if TYPE_CHECKING:
@@ -19,12 +20,23 @@ class Completed:
     exit_code: int
     out: bytes
     err: bytes
+    began: bool = True  # False if the login shell there ended before it came to the command
 
     @property
     def last_words(self) -> str:
         """The last line of what it said, for a complaint."""
+        from launcher.logs import visible
+
         lines = (self.out + b"\n" + self.err).decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "nothing"
+        return visible(lines[-1]) if lines else "nothing"
+
+
+class TimedOut(HostError):
+    """A command was given up on. Holds what it had printed by then."""
+
+    def __init__(self, host: str, seconds: float, out: bytes, err: bytes) -> None:
+        super().__init__(host, f"no answer within {seconds:.0f} s")
+        self.out, self.err = out, err
 
 
 @dataclass(frozen=True)
@@ -40,6 +52,8 @@ class HostKey:
 
 class Channel(Protocol):
     """The output of a command that still runs."""
+
+    began: bool  # as of Completed; certain once it is over and `errors` was called
 
     def read(self, timeout: float) -> bytes | None:
         """What has come; None if nothing came in `timeout` seconds; b"" once it is over."""
@@ -65,14 +79,16 @@ class Transport(Protocol):
     def install(self) -> None:
         """Put our host-side files there; called when a `program` said that they are missing."""
 
-    def run(self, argv: Sequence[str], stdin: bytes, timeout: float) -> Completed:
-        """Run to the end."""
+    def run(self, argv: Sequence[str], stdin: bytes | None, timeout: float) -> Completed:
+        """Run to the end; TimedOut if that takes too long. Without `stdin` it stays open and empty for as
+        long as somebody here waits, so that a command can tell when nobody does any more."""
 
     def stream(self, argv: Sequence[str], stdin: bytes, more: bool = False) -> Channel:
         """Start, and read as it goes; with `more`, its stdin is kept open."""
 
     def address(self) -> str:
-        """The numeric address it was reached at; "" if that is not known (this machine, a jump host)."""
+        """The numeric address it was reached at; "" if none is known (this machine, a name that only a jump
+        host can look up)."""
 
     def host_key(self) -> HostKey | None:
         """The first host key on the way there that nobody has trusted yet; else the host's own, asked for

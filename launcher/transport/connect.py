@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import random
 import socket
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import paramiko
 from fabric import Config, Connection
@@ -16,13 +17,17 @@ from fabric import Config, Connection
 from launcher.errors import HostError
 from launcher.model import Host
 from launcher.transport import HostKey, sshconfig
-from launcher.transport.hostkeys import UnknownKey, fingerprint, name_of, pinned_key, strict_client
+from launcher.transport.hostkeys import UnknownKey, fingerprint, pinned_key, policy_for
 from launcher.transport.identity import USUAL_KEYS, Identity, Secrets
-from launcher.transport.sentences import CONNECT_S, HUNG_UP, Silence, is_silence, translated
+from launcher.transport.proxy import Proxy
+from launcher.transport.sentences import CONNECT_S, HUNG_UP, ProxyEnded, Silence, is_silence, translated
+from launcher.transport.sshconfig import Target, name_of
 
 KEEPALIVE_S = 15
 DEAD_S = 45.0
 TRIES = 6  # sshd drops connections at random when many come at once (MaxStartups)
+# How ssh, as a ProxyCommand, says that a server hung up on it.
+SSH_HUNG_UP = ("kex_exchange_identification", "Connection closed by", "Connection reset by")
 AT_ONCE_S = 5.0  # a server that throttles hangs up sooner than this
 
 T = TypeVar("T")
@@ -37,12 +42,15 @@ class Settings:
         self.ssh_config = sshconfig.load()
         self.secrets = Secrets(no_input)
 
-    def config(self) -> Config:
-        """fabric's own settings, for one connection: they are not made for several threads."""
-        return Config(lazy=True, ssh_config=self.ssh_config)
+    def target(self, host: Host) -> Target:
+        """What the inventory and the user's SSH configuration say about it together."""
+        return self.ssh_config.lookup(host.address, host.user, host.port)
 
 
 # --- Describing the way --------------------------------------------------------------------------
+
+# Before a server there is another one, or a command, or (False) nothing.
+Gateway: TypeAlias = "Connection | Proxy | bool"
 
 
 def connection_to(host: Host, settings: Settings) -> Connection:
@@ -52,59 +60,58 @@ def connection_to(host: Host, settings: Settings) -> Connection:
         raise HostError(
             host.name, f"there is no key file {key}", fix="correct identity_file in the inventory"
         )
-    gateway = jumps_to(host.address, settings, {host.address})
-    own = {"user": host.user or None, "port": host.port or None}
-    connection = Connection(
-        host.address, config=settings.config(), gateway=gateway, forward_agent=False, **own
-    )
+    target = settings.target(host)
     pinned = pinned_key(host.name, host.host_key) if host.host_key else None
-    return strict(connection, settings, [key] if key else [], pinned)
+    gateway = gateway_to(target, settings, {target.name})
+    return strict(target, gateway, settings, [key] if key else [], pinned)
 
 
-def jumps_to(name: str, settings: Settings, seen: set[str]) -> Connection | str | bool:
-    """The jump before `name`, which knows the one before it: the first of a list is reached first, and that
+def gateway_to(target: Target, settings: Settings, seen: set[str]) -> Gateway:
+    """The jump before a server, which knows the one before it: the first of a list is reached first, and that
     one by its own way. A host on the way to itself is reached directly."""
-    config = settings.ssh_config.lookup(name)
-    jumps = config.get("proxyjump", "none")
-    if jumps.lower() == "none":
-        command = config.get("proxycommand", "none")
-        return False if command.lower() == "none" else str(command)
-    gateway: Connection | str | bool = False
-    for place, hop in enumerate(jumps.split(",")):
-        words = hop.strip().removeprefix("ssh://").rstrip("/")
-        jump = Connection(words, config=settings.config(), gateway=False, forward_agent=False)
-        if jump.original_host in seen:
+    if target.proxy_command:
+        return Proxy(target.proxy_command)
+    gateway: Gateway = False
+    for place, (name, user, port) in enumerate(target.jumps):
+        if name in seen:
             continue
+        jump = settings.ssh_config.lookup(name, user, port)
         if place == 0:
-            gateway = jumps_to(jump.original_host, settings, seen | {jump.original_host})
-        jump.gateway = gateway
-        gateway = strict(jump, settings, [], None)
+            gateway = gateway_to(jump, settings, seen | {name})
+        gateway = strict(jump, gateway, settings, [], None)
     return gateway
 
 
 def strict(
-    connection: Connection, settings: Settings, keys: list[str], pinned: paramiko.PKey | None
+    target: Target, gateway: Gateway, settings: Settings, keys: list[str], pinned: paramiko.PKey | None
 ) -> Connection:
     """Only known host keys, only the identities that ssh would offer; fabric would accept any host."""
-    config = connection.ssh_config
-    named = keys + [path for path in config.get("identityfile", []) if os.path.isfile(path)]
+    seconds = min(target.timeout or CONNECT_S, 60.0)
+    # fabric's own settings are not made for several threads, and it has nothing to look up: we have.
+    config = Config(lazy=True, ssh_config=paramiko.SSHConfig())
+    connection = Connection(
+        target.host, user=target.user, port=target.port, config=config, gateway=gateway, forward_agent=False
+    )
+    connection.original_host, connection.connect_timeout = target.name, seconds
+    named = keys + [path for path in target.identity_files if os.path.isfile(path)]
     usual = [] if named else [p for p in map(os.path.expanduser, USUAL_KEYS) if os.path.isfile(p)]
-    connection.connect_timeout = min(float(connection.connect_timeout or CONNECT_S), 60.0)
+    policy = policy_for(target, pinned)
     connection.connect_kwargs.clear()
     connection.connect_kwargs.update(
         auth_strategy=Identity(
-            user=connection.user,
-            where=f"{connection.user}@{name_of(connection.host, connection.port)}",
+            user=target.user,
+            where=f"{target.user}@{name_of(target.host, target.port)}",
             files=list(dict.fromkeys(named + usual)),
-            only=config.get("identitiesonly", "no") == "yes",
+            only=target.identities_only,
             secrets=settings.secrets,
         ),
-        transport_factory=quick_transport,
-        banner_timeout=connection.connect_timeout,
+        transport_factory=functools.partial(quick_transport, {key.get_name() for key in policy.trusted}),
+        banner_timeout=seconds,
         auth_timeout=30.0,
         channel_timeout=CONNECT_S,
     )
-    connection.client = strict_client(connection.host, connection.port, config, pinned)
+    connection.client = paramiko.SSHClient()
+    connection.client.set_missing_host_key_policy(policy)
     return connection
 
 
@@ -129,7 +136,12 @@ def open_one(connection: Connection) -> None:
         jump, where = connection.gateway.original_host, f"{connection.host}:{connection.port}"
         raise paramiko.SSHException(f"jump host {jump} cannot reach {where} ({error.text})") from None
     except BaseException as error:
+        gateway, words = connection.gateway, ""
+        if isinstance(gateway, Proxy) and is_hung_up(error):
+            words = gateway.last_words()
         connection.client.close()  # its thread, and its socket
+        if words:
+            raise ProxyEnded(words) from None
         silent = is_silence(error) or str(error).startswith(HUNG_UP)
         if silent and time.monotonic() >= began + connection.connect_timeout:
             raise Silence(f"no answer within {connection.connect_timeout:g} s") from None
@@ -140,21 +152,27 @@ def watch_over(transport: paramiko.Transport) -> None:
     """Notice a connection that leads nowhere any more: something is sent now and then, and if nobody takes
     it for long the kernel ends the connection, and with it whatever waits for an answer."""
     transport.set_keepalive(KEEPALIVE_S)
-    if isinstance(transport.sock, socket.socket):
-        transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(DEAD_S * 1000))
+    sock = transport.sock
+    if isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:  # that one leads to a ProxyCommand
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(DEAD_S * 1000))
 
 
-def close_chain(connection: Connection | str | bool) -> None:
-    while isinstance(connection, Connection):
-        connection.client.close()
-        connection = connection.gateway
+def close_chain(gateway: Gateway) -> None:
+    while isinstance(gateway, Connection):
+        gateway.client.close()
+        gateway = gateway.gateway
+    if isinstance(gateway, Proxy):
+        gateway.close()
 
 
-def quick_transport(sock: Any, **options: Any) -> paramiko.Transport:
-    """Prefers ciphers that authenticate by themselves: one pass in OpenSSL instead of two."""
+def quick_transport(kinds: set[str], sock: Any, **options: Any) -> paramiko.Transport:
+    """Asks for a host key of these kinds, which are known, before others. Prefers ciphers that authenticate
+    by themselves: one pass in OpenSSL instead of two."""
     transport = paramiko.Transport(sock, **options)
     security = transport.get_security_options()
     security.ciphers = sorted(security.ciphers, key=lambda name: "-gcm@" not in name)
+    kind_of = {"rsa-sha2-512": "ssh-rsa", "rsa-sha2-256": "ssh-rsa"}  # ways to sign with that kind
+    security.key_types = sorted(security.key_types, key=lambda name: kind_of.get(name, name) not in kinds)
     return transport
 
 
@@ -164,17 +182,21 @@ def retried(work: Callable[[], T]) -> T:
         began = time.monotonic()
         try:
             return work()
-        except (paramiko.SSHException, EOFError, ConnectionResetError) as error:
+        except (paramiko.SSHException, EOFError, ConnectionError) as error:
             at_once = time.monotonic() < began + AT_ONCE_S
-            if not (at_once and is_throttled(error)) or attempt == TRIES - 1:
+            if not (at_once and is_hung_up(error)) or attempt == TRIES - 1:
                 raise
         time.sleep(random.uniform(0.1, 0.4) * 2**attempt)
     raise AssertionError("unreachable")
 
 
-def is_throttled(error: BaseException) -> bool:
+def is_hung_up(error: BaseException) -> bool:
+    """Whether the server, or what leads there, went away before it had said anything."""
+    if isinstance(error, ProxyEnded):
+        return any(word in str(error) for word in SSH_HUNG_UP)
     words = (HUNG_UP, "No existing session", "EOF during negotiation")
-    return isinstance(error, (EOFError, ConnectionResetError)) or any(word in str(error) for word in words)
+    gone = (EOFError, ConnectionResetError, BrokenPipeError)
+    return isinstance(error, gone) or any(word in str(error) for word in words)
 
 
 # --- Looking at a host key -----------------------------------------------------------------------

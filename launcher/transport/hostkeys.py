@@ -6,14 +6,14 @@ import base64
 import hashlib
 import hmac
 import os
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import paramiko
 from paramiko.pkey import UnknownKeyType
 
-from launcher.errors import InputError
+from launcher.errors import InputError, RingctlError
+from launcher.transport.sshconfig import Target
+from launcher.transport.sshlines import any_fits
 
 
 class UnknownKey(paramiko.SSHException):
@@ -31,15 +31,23 @@ class RevokedKey(paramiko.SSHException):
 
 
 class Strict(paramiko.MissingHostKeyPolicy):
-    """Refuses, and hands the key to whoever asked, to be shown."""
+    """Takes a key that is trusted; refuses any other, and hands an unknown one to whoever asked, to be shown.
+    paramiko itself would keep only one key of a kind for each server."""
 
-    def __init__(self, file: str, revoked: list[paramiko.PKey]) -> None:
-        self.file, self.revoked = file, revoked
+    def __init__(
+        self, name: str, file: str, trusted: list[paramiko.PKey], revoked: list[paramiko.PKey]
+    ) -> None:
+        self.name, self.file, self.trusted, self.revoked = name, file, trusted, revoked
 
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:  # noqa: ARG002 - paramiko's signature
         if key in self.revoked:
-            raise RevokedKey(f"the host key {fingerprint(key)} of {hostname} is marked as revoked here")
-        raise UnknownKey(hostname, key, self.file)
+            raise RevokedKey(f"the host key {fingerprint(key)} of {self.name} is marked as revoked here")
+        if key in self.trusted:
+            return
+        if not self.trusted:
+            raise UnknownKey(self.name, key, self.file)
+        same = [known for known in self.trusted if known.get_name() == key.get_name()]
+        raise paramiko.BadHostKeyException(self.name, key, (same or self.trusted)[0])
 
 
 def fingerprint(key: paramiko.PKey) -> str:
@@ -47,29 +55,11 @@ def fingerprint(key: paramiko.PKey) -> str:
     return "SHA256:" + base64.b64encode(hashlib.sha256(key.asbytes()).digest()).decode().rstrip("=")
 
 
-def known_hosts_files(config: Mapping[str, Any]) -> list[str]:
-    """Where the user's SSH keeps the keys it knows, the one to write to first."""
-    users = str(config.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2")).split()
-    shared = str(config.get("globalknownhostsfile", "/etc/ssh/ssh_known_hosts")).split()
-    return [os.path.expanduser(path) for path in users + shared]
-
-
-def name_of(host: str, port: int) -> str:
-    """As known_hosts writes it."""
-    return host if port == 22 else f"[{host}]:{port}"
-
-
-def strict_client(
-    host: str, port: int, config: Mapping[str, Any], pinned: paramiko.PKey | None
-) -> paramiko.SSHClient:
-    """A client that talks to a server with the pinned key or, without one, with a key in known_hosts."""
-    files, name = known_hosts_files(config), name_of(host, port)
-    trusted, revoked = ([pinned], []) if pinned else known_keys(files, name)
-    client = paramiko.SSHClient()
-    client.set_missing_host_key_policy(Strict(files[0], revoked))
-    for key in trusted:
-        client.get_host_keys().add(name, key.get_name(), key)
-    return client
+def policy_for(target: Target, pinned: paramiko.PKey | None) -> Strict:
+    """Only a server with the pinned key or, without one, with a key in known_hosts."""
+    files = (*target.known_hosts, *target.shared_known_hosts)
+    trusted, revoked = ([pinned], []) if pinned else known_keys(files, target.known_as)
+    return Strict(target.known_as, next(iter(target.known_hosts), ""), trusted, revoked)
 
 
 # --- known_hosts ---------------------------------------------------------------------------------
@@ -108,14 +98,7 @@ def is_named(names: str, name: str) -> bool:
     """Whether the first field of a line means `name`: hashed, or patterns of which one may say no."""
     if names.startswith("|1|"):
         return is_hash_of(names, name)
-    verdict = False
-    for pattern in names.split(","):
-        body = re.escape(pattern.lstrip("!")).replace(r"\*", ".*").replace(r"\?", ".")
-        if re.fullmatch(body, name, re.I):
-            if pattern.startswith("!"):
-                return False
-            verdict = True
-    return verdict
+    return any_fits(names.lower().split(","), name.lower())
 
 
 def is_hash_of(hashed: str, name: str) -> bool:
@@ -145,14 +128,19 @@ def pinned_key(host: str, host_key: str) -> paramiko.PKey:
 
 def record(path: str, name: str, key: paramiko.PKey) -> None:
     """Add a key to a known_hosts file, with nobody else able to write there."""
-    folder = os.path.dirname(path)
-    os.makedirs(folder, mode=0o700, exist_ok=True)
     line = f"{name} {key.get_name()} {key.get_base64()}\n".encode()
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
-        size = os.fstat(fd).st_size
-        if size and os.pread(fd, 1, size - 1) != b"\n":
-            line = b"\n" + line
-        os.write(fd, line)
-    finally:
-        os.close(fd)
+        os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            size = os.fstat(fd).st_size
+            if size and os.pread(fd, 1, size - 1) != b"\n":
+                line = b"\n" + line
+            os.write(fd, line)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise RingctlError(
+            f"cannot record the key of {name} in {path}: {error.strerror}",
+            fix="look at UserKnownHostsFile in ~/.ssh/config",
+        ) from None

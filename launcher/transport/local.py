@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from launcher import kit
 from launcher.errors import HostError
 from launcher.model import Host
-from launcher.transport import Channel, Completed
+from launcher.transport import Channel, Completed, TimedOut
 
 READ_BYTES = 1 << 20
 
@@ -32,14 +33,28 @@ class LocalTransport:
             self.host.name, f"ringctl's own files are missing from {kit.PACKAGE}", fix="install it again"
         )
 
-    def run(self, argv: Sequence[str], stdin: bytes, timeout: float) -> Completed:
-        process = self._start(argv)
+    def run(self, argv: Sequence[str], stdin: bytes | None, timeout: float) -> Completed:
+        if stdin is not None:
+            return self._finish(self._start(argv), stdin, timeout)
+        theirs, ours = os.pipe()
+        try:
+            try:
+                process = self._start(argv, theirs)
+            finally:
+                os.close(theirs)
+            return self._finish(process, None, timeout)
+        finally:
+            os.close(ours)
+
+    def _finish(self, process: subprocess.Popen[bytes], stdin: bytes | None, timeout: float) -> Completed:
         try:
             out, err = process.communicate(stdin, timeout)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            raise HostError(self.host.name, f"no answer within {timeout:.0f} s") from None
+        except subprocess.TimeoutExpired as error:
+            abandon(process)
+            raise TimedOut(self.host.name, timeout, error.output or b"", error.stderr or b"") from None
+        except BaseException:
+            abandon(process)
+            raise
         return Completed(process.returncode, out, err)
 
     def stream(self, argv: Sequence[str], stdin: bytes, more: bool = False) -> Channel:
@@ -58,13 +73,26 @@ class LocalTransport:
     def close(self) -> None:
         pass
 
-    def _start(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
+    def _start(self, argv: Sequence[str], stdin: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
         pipe = subprocess.PIPE
-        return subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+        return subprocess.Popen(argv, stdin=stdin, stdout=pipe, stderr=pipe, start_new_session=True)
+
+
+def abandon(process: subprocess.Popen[bytes]) -> None:
+    """End it and whatever it started in its session."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
 
 
 class LocalChannel:
     """A child process."""
+
+    began = True
 
     def __init__(self, host: str, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None

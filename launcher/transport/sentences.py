@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import socket
 from collections.abc import Iterator
 from typing import cast
@@ -16,6 +17,10 @@ from launcher.transport.identity import Denied
 CONNECT_S = 10.0  # for each step of a connection
 SILENT = ("No existing session", "Timeout opening channel", "Timeout")  # how paramiko says that time is up
 HUNG_UP = "Error reading SSH protocol banner"  # or that, where time was up before the server said a word
+
+
+class ProxyEnded(paramiko.SSHException):
+    """A ProxyCommand ended before it had led anywhere; says what it said."""
 
 
 class Silence(TimeoutError):
@@ -56,6 +61,8 @@ def sentence(error: Exception, host: str) -> tuple[str, str]:
         return about_host_key(error, host)
     if isinstance(error, Denied):
         return text, error.fix
+    if isinstance(error, ProxyEnded):
+        return f"its ProxyCommand ended: {text}", "try it by hand: it is in ~/.ssh/config"
     if isinstance(error, socket.gaierror):
         return f"its name is not known here ({error.strerror})", "write a numeric address in the inventory"
     if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
@@ -84,8 +91,8 @@ def about_host_key(
     return (
         f"the host key of {error.hostname} has changed: known is {was}, but it showed {now}; "
         "it was reinstalled, or someone is in between",
-        f"ask whoever runs it; if it was reinstalled, remove the old key (ssh-keygen -R {error.hostname}, "
-        f"or host_key in the inventory), then: ringctl trust {host}",
+        "ask whoever runs it; if it was reinstalled, remove the old key (ssh-keygen -R "
+        f"{shlex.quote(error.hostname)}, or host_key in the inventory), then: ringctl trust {host}",
     )
 
 

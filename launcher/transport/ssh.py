@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import json
 import shlex
 import threading
@@ -21,9 +22,9 @@ import paramiko
 from fabric import Connection
 
 from launcher import kit
-from launcher.errors import HostError
+from launcher.errors import HostError, InputError
 from launcher.model import Host
-from launcher.transport import Channel, Completed, HostKey
+from launcher.transport import Channel, Completed, HostKey, TimedOut
 from launcher.transport.connect import (
     KeyShown,
     Nobody,
@@ -33,14 +34,16 @@ from launcher.transport.connect import (
     host_key,
     open_chain,
 )
-from launcher.transport.hostkeys import UnknownKey, name_of
+from launcher.transport.hostkeys import UnknownKey
 from launcher.transport.sentences import CONNECT_S, translated
 
 READ_COMMAND = (
     """/bin/sh -c 'read -r line; eval "$line"'"""  # the same to every shell; `read` takes one line only
 )
+BEGAN = b"--ringctl-shell--\n"  # on stderr: the login shell has come to our line
 WINDOW = 32 << 20  # lets a burst of log lines arrive without waiting for our acknowledgement
 PIECE = 1 << 18
+SESSION_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.0)
 
 
 class SshTransport:
@@ -61,23 +64,26 @@ class SshTransport:
         if kit.INSTALLED not in done.out:
             raise not_installed(self.host, done)
 
-    def run(self, argv: Sequence[str], stdin: bytes, timeout: float) -> Completed:
+    def run(self, argv: Sequence[str], stdin: bytes | None, timeout: float) -> Completed:
         deadline = time.monotonic() + timeout
-        channel = self._execute(argv, stdin)
+        channel = self._execute(argv, stdin or b"")
+        out, err = bytearray(), bytearray()
         try:
-            channel.shutdown_write()
-            out, err = read_both(channel, deadline)
+            if stdin is not None:
+                channel.shutdown_write()
+            read_both(channel, deadline, out, err)
             if not channel.status_event.wait(max(0.0, deadline - time.monotonic())):
                 raise TimeoutError
         except TimeoutError:
-            raise HostError(self.host.name, f"no answer within {timeout:.0f} s") from None
+            raise TimedOut(self.host.name, timeout, bytes(out), after_mark(bytes(err))[1]) from None
         finally:
             channel.close()
         if channel.exit_status == -1:
             alive = channel.get_transport().is_active()
             what = "was killed" if alive else "ran, but the connection was lost"
             raise HostError(self.host.name, f"the command there {what}")
-        return Completed(channel.exit_status, out, err)
+        began, rest = after_mark(bytes(err))
+        return Completed(channel.exit_status, bytes(out), rest, began or BEGAN in out)
 
     def stream(self, argv: Sequence[str], stdin: bytes, more: bool = False) -> Channel:
         channel = self._execute(argv, stdin)
@@ -86,10 +92,13 @@ class SshTransport:
         return SshChannel(self.host.name, channel)
 
     def address(self) -> str:
-        """Where the connection goes; "" through a jump host, whose view of the address may not be ours."""
-        transport = self._transport()
-        if self._connection is None or self._connection.gateway:
+        """Where the connection goes. Behind a jump host, what that one was asked to reach, if it is numeric:
+        a name may mean something only there."""
+        transport, connection = self._transport(), self._connection
+        if connection is None:
             return ""
+        if connection.gateway:
+            return str(connection.host) if is_numeric(connection.host) else ""
         return str(transport.getpeername()[0])
 
     def host_key(self) -> HostKey:
@@ -99,18 +108,22 @@ class SshTransport:
             with translated(self.host.name, passing=(UnknownKey, KeyShown)):
                 open_chain(connection, self.host.name)
         except UnknownKey as error:
+            if not error.file:
+                raise InputError(
+                    f"{self.host.name}: there is no file to record the key of {error.name} in",
+                    fix="take `UserKnownHostsFile none` out of ~/.ssh/config, or pin host_key",
+                ) from None
             return host_key(error.name, error.key, error.file)
         except KeyShown as shown:
-            return host_key(name_of(connection.host, connection.port), shown.key, "")
+            return host_key(self.settings.target(self.host).known_as, shown.key, "")
         finally:
             close_chain(connection)
         raise AssertionError("unreachable: nobody has said who they are")
 
     def close(self) -> None:
-        with self._lock:
-            connection, self._connection = self._connection, None
-        if connection:
-            close_chain(connection)
+        # Not with the lock, which whoever opens a connection holds for as long as that takes.
+        connection, self._connection = self._connection, None
+        close_chain(connection or False)
 
     def _execute(self, argv: Sequence[str], stdin: bytes) -> paramiko.Channel:
         """The command, started, with all of its stdin sent."""
@@ -139,10 +152,12 @@ class SshTransport:
     def _transport(self) -> paramiko.Transport:
         """The open connection; a dead one is replaced."""
         with self._lock:
-            transport = self._connection.client.get_transport() if self._connection else None
+            connection = self._connection
+            transport = connection.client.get_transport() if connection else None
             if transport is None or not transport.is_active():
-                self._connection = self._open()
-                transport = self._connection.client.get_transport()
+                close_chain(connection or False)
+                self._connection = connection = self._open()
+                transport = connection.client.get_transport()
                 assert transport is not None
             return cast(paramiko.Transport, transport)
 
@@ -162,6 +177,8 @@ class SshChannel:
 
     def __init__(self, host: str, channel: paramiko.Channel) -> None:
         self._host, self._channel = host, channel
+        self._errors = b""
+        self.began = False
 
     def read(self, timeout: float) -> bytes | None:
         self._channel.settimeout(timeout)
@@ -176,7 +193,12 @@ class SshChannel:
             send_all(self._channel, data)
 
     def errors(self) -> bytes:
-        return self._channel.recv_stderr(1 << 18) if self._channel.recv_stderr_ready() else b""
+        while self._channel.recv_stderr_ready():
+            self._errors += self._channel.recv_stderr(1 << 18)
+        if not self.began:
+            self.began, self._errors = after_mark(self._errors)
+        said, self._errors = self._errors, b""
+        return said
 
     def close(self) -> None:
         self._channel.close()
@@ -201,16 +223,33 @@ def not_installed(host: Host, done: Completed) -> HostError:
 
 
 def open_shell(transport: paramiko.Transport) -> paramiko.Channel:
-    """A session in which `sh` waits for its one line."""
-    channel = transport.open_session(window_size=WINDOW, timeout=CONNECT_S)
-    channel.exec_command(READ_COMMAND)
-    return channel
+    """A session in which `sh` waits for its one line. A server that allows few may not have noticed yet that
+    the one before is over."""
+    for pause in SESSION_PAUSES_S:
+        try:
+            channel = transport.open_session(window_size=WINDOW, timeout=CONNECT_S)
+        except paramiko.ChannelException:
+            if not pause:
+                raise
+            time.sleep(pause)
+        else:
+            channel.exec_command(READ_COMMAND)
+            return channel
+    raise AssertionError("unreachable: the last pause is none")
 
 
 def command_line(argv: Sequence[str]) -> bytes:
     """argv for a POSIX shell on one line; newlines in it come from a variable."""
     words = shlex.join(argv).replace("\n", """'"$N"'""")
-    return f'N="$(printf "\\nx")"; N="${{N%x}}"; exec {words}\n'.encode("utf-8", "surrogateescape")
+    began = BEGAN.decode().strip()
+    line = f"""echo {began} >&2; N="$(printf "\\nx")"; N="${{N%x}}"; exec {words}\n"""
+    return line.encode("utf-8", "surrogateescape")
+
+
+def after_mark(err: bytes) -> tuple[bool, bytes]:
+    """(whether the command began, what came on stderr since, or all if it did not)."""
+    _, began, rest = err.partition(BEGAN)
+    return bool(began), rest if began else err
 
 
 def send_all(channel: paramiko.Channel, data: bytes) -> None:
@@ -219,22 +258,21 @@ def send_all(channel: paramiko.Channel, data: bytes) -> None:
         channel.sendall(data[start : start + PIECE])
 
 
-def read_both(channel: paramiko.Channel, deadline: float) -> tuple[bytes, bytes]:
+def read_both(channel: paramiko.Channel, deadline: float, out: bytearray, err: bytearray) -> None:
     """All of stdout and stderr. Each is emptied while the other is waited for: they share one window."""
-    out: list[bytes] = []
-    err: list[bytes] = []
-    while True:
+    data = b"more"
+    while data:
         channel.settimeout(min(0.2, remaining(deadline)))
         with contextlib.suppress(TimeoutError):
-            out.append(channel.recv(1 << 18))
+            data = channel.recv(1 << 18)
+            out += data
         while channel.recv_stderr_ready():
-            err.append(channel.recv_stderr(1 << 18))
-        if out and not out[-1]:
-            break
-    while not err or err[-1]:
+            err += channel.recv_stderr(1 << 18)
+    data = b"more"
+    while data:
         channel.settimeout(remaining(deadline))
-        err.append(channel.recv_stderr(1 << 18))
-    return b"".join(out), b"".join(err)
+        data = channel.recv_stderr(1 << 18)
+        err += data
 
 
 def remaining(deadline: float) -> float:
@@ -242,3 +280,11 @@ def remaining(deadline: float) -> float:
     if left <= 0:
         raise TimeoutError
     return left
+
+
+def is_numeric(address: str) -> bool:
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return True

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.diagnose import LAST_LINES, Cause, Tails, first_failure, last_error
-from launcher.model import Event, RankState, RunState
+from launcher.diagnose import LAST_LINES, Cause, Tails, first_failure, standstill
+from launcher.model import Event, Plan, RankState, RunState
+from launcher.traces import Stack, last_error
+from launcher.watch import Stalls
 
 TRACEBACK = ["Traceback (most recent call last):", '  File "t.py", line 3, in <module>']
 PEER_DIED = "RuntimeError: [/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:7431"
@@ -55,7 +57,7 @@ def test_a_rank_that_only_lost_its_peer_is_not_to_blame(consequence: str) -> Non
 def test_a_killed_rank_is_to_blame_even_when_its_peers_ended_first() -> None:
     killed = failed(1, ended=2.0, exit_code=-9, signal="SIGKILL")
     cause = cause_of(run_of(failed(0, ended=1.0), killed), {0: [PEER_DIED]})
-    assert cause.text == "rank 1 on h1 was killed by SIGKILL (usually out of memory)"
+    assert cause.text.startswith("rank 1 on h1 was killed by SIGKILL (usually out of memory")
     assert "--batch-size" in cause.fix
 
 
@@ -79,10 +81,10 @@ def test_a_rank_that_was_ended_for_anothers_failure_is_not_to_blame() -> None:
         ("ModuleNotFoundError: No module named 'torch'", "torch is not installed", "pip install"),
         (
             "RuntimeError: The server socket has failed to listen: EADDRINUSE",
-            "port is in use",
+            "listens on the master port",
             "--master-port",
         ),
-        ("RuntimeError: [enforce fail] Unable to find address for: eth7", "network interface", "ifname"),
+        ("RuntimeError: [enforce fail] Unable to find address for: eth7", "the interface named", "ifname"),
         ("OSError: [Errno 28] No space left on device", "disk is full", "free some space"),
     ],
 )
@@ -91,6 +93,155 @@ def test_known_failures_come_with_what_to_do(line: str, why: str, fix: str) -> N
     assert line in cause.text
     assert why in cause.text
     assert fix in cause.fix
+
+
+def test_a_cause_beats_a_symptom_and_a_symptom_a_consequence() -> None:
+    said = {
+        0: [*TRACEBACK, "DistStoreError: Timed out after 5 seconds waiting for clients. 1/3 clients joined."],
+        1: [*TRACEBACK, PEER_DIED],
+        2: [*TRACEBACK, "RuntimeError: Unable to find address for: eth9"],
+    }
+    ranks = [failed(0, ended=2.0), failed(1, ended=1.0), failed(2, ended=3.0)]
+    assert cause_of(run_of(*ranks), said).id == "ifname"
+    assert cause_of(run_of(*ranks[:2]), said).id == "ranks"
+
+
+def test_a_warning_that_the_program_went_on_after_is_not_why_it_ended() -> None:
+    said = ["OSError: [Errno 28] No space left on device", *TRACEBACK, "ValueError: boom"]
+    cause = cause_of(run_of(failed(0, ended=1.0)), {0: said})
+    assert (cause.id, cause.text) == ("", "rank 0 on h0 exited with code 1: ValueError: boom")
+
+
+def test_what_led_to_an_exception_counts_as_part_of_it() -> None:
+    first = [*TRACEBACK, "OSError: [Errno 28] No space left on device", ""]
+    joined = "During handling of the above exception, another exception occurred:"
+    said = [*first, joined, "", *TRACEBACK, "RuntimeError: unexpected pos 64 vs 0"]
+    cause = cause_of(run_of(failed(0, ended=1.0)), {0: said})
+    assert cause.id == "disk"
+    assert "unexpected pos" in cause.text
+
+
+def test_the_kernels_kill_for_memory_is_told_for_sure() -> None:
+    tails = Tails()
+    tails.add(Event("oom", 1.0, "r", 1, "h0", 0, {}))
+    cause = first_failure(run_of(failed(0, ended=1.0, exit_code=-9, signal="SIGKILL")), tails)
+    assert cause is not None
+    assert cause.id == "oom"
+
+
+@pytest.mark.parametrize(
+    ("line", "missing"),
+    [
+        ("trainer: rank 0 could not meet the other 3: ranks 2, 3 have not come within 5 s", [2, 3]),
+        ("trainer: rank 0 could not meet the other 3: rank 2 has not come within 5 s", [2]),
+        ("torch.distributed.DistStoreError: wait timeout after 3000ms, keys: /0//cpu//0/2", [2]),
+        ("RuntimeError: [Rank 0]: Ranks 1, 3 failed to pass monitoredBarrier in 2000 ms", [1, 3]),
+    ],
+)
+def test_ranks_that_did_not_come_are_named_with_their_hosts(line: str, missing: list[int]) -> None:
+    others = [RankState(rank, f"h{rank}", state="stopped", reason="rank 0 failed") for rank in (1, 2, 3)]
+    cause = cause_of(run_of(failed(0, ended=1.0), *others), {0: [line]})
+    assert cause.id == "ranks"
+    assert cause.text.partition("; missing: ")[2] == "; ".join(f"rank {rank} on h{rank}" for rank in missing)
+
+
+class Notes:
+    """A screen that remembers what ringctl itself says."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def plan(self, plan: Plan) -> None:
+        pass
+
+    def show(self, events: list[Event], state: RunState) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        self.said.append(text)
+
+
+def test_while_rank_0_waits_for_others_their_hosts_and_states_are_told_once() -> None:
+    screen = Notes()
+    stalls = Stalls(screen)
+    state = run_of(
+        running(0), running(1), RankState(2, "h2"), RankState(3, "h3", state="failed"), state="running"
+    )
+    said = line(0, "err", "trainer: still waiting: ranks 1, 2, 3 have not come")
+    for _ in range(2):
+        stalls.look([said], state, Tails(), {})
+    assert screen.said == [
+        "rank 1 on h1: runs there but has not joined the others, rank 2 on h2: has not been started yet, "
+        "rank 3 on h3: has failed"
+    ]
+
+
+# --- Ranks that wait -----------------------------------------------------------------------------
+
+
+def stack(rank: int, *frames: tuple[str, int, str, str], **more: Any) -> Event:
+    return Event("stack", 1.0, "r", 1, f"h{rank}", rank, {"frames": frames, "state": "S", **more})
+
+
+WAITING = (
+    ("/x/site-packages/torch/distributed/c10d.py", 3, "all_reduce", "work.wait()"),
+    ("/t.py", 9, "main", "sync(x)"),
+)
+SLEEPING = (("/t.py", 5, "load", "time.sleep(600)"), ("/t.py", 9, "main", "load()"))
+IN_BACKWARD = (
+    ("/x/site-packages/torch/autograd/graph.py", 3, "_engine_run_backward", "return"),
+    ("/t.py", 7, "main", ""),
+)
+
+
+def seen(*events: Event) -> Tails:
+    tails = Tails()
+    for event in events:
+        tails.add(event)
+    return tails
+
+
+def running(rank: int, **more: Any) -> RankState:
+    return RankState(rank, f"h{rank}", state="running", **more)
+
+
+def test_a_rank_that_is_elsewhere_keeps_the_others_waiting() -> None:
+    state = run_of(running(0), running(1, metric={"step": 7}), state="running")
+    said = standstill(state, seen(stack(0, *WAITING), stack(1, *SLEEPING)), {})
+    assert said == (
+        "no progress: rank 1 on h1, after step 7, is in `time.sleep(600)` at /t.py:5; "
+        "rank 0 waits in `sync(x)` at /t.py:9"
+    )
+
+
+def test_ranks_that_compute_keep_nobody_waiting() -> None:
+    state = run_of(running(0), running(1), state="running")
+    assert standstill(state, seen(stack(0, *SLEEPING), stack(1, *SLEEPING)), {}) == ""
+    busy = stack(0, *IN_BACKWARD, busy=True), stack(1, *IN_BACKWARD, busy=True)
+    assert standstill(state, seen(*busy), {}) == ""
+
+
+def test_a_host_that_is_away_keeps_the_others_waiting() -> None:
+    state = run_of(running(0), running(1), state="running")
+    said = standstill(state, seen(stack(0, *WAITING)), {"h1": "h1: the connection was lost"})
+    assert said.startswith("no progress: rank 1 on h1 cannot be heard (h1: the connection was lost); rank 0")
+
+
+def test_ranks_that_all_wait_on_several_hosts_have_lost_the_network() -> None:
+    state = run_of(running(0, metric={"step": 1}), running(1), state="running")
+    said = standstill(state, seen(stack(0, *WAITING), stack(1, *WAITING)), {})
+    assert "packets between the hosts are lost" in said
+
+
+def test_a_rank_that_has_stepped_since_is_not_where_it_was() -> None:
+    tails = seen(stack(0, *WAITING), Event("metric", 2.0, "r", 1, "h0", 0, {"step": 8}))
+    assert tails.stacks == {}
+
+
+def test_waiting_inside_a_backward_pass_is_told_from_computing_by_the_processor() -> None:
+    waiting = Stack.from_event(stack(0, *IN_BACKWARD, busy=False).data)
+    computing = Stack.from_event(stack(0, *IN_BACKWARD, busy=True).data)
+    assert (waiting.waits, computing.waits) == (True, False)
 
 
 def test_a_rank_that_did_not_start_says_why() -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launcher.fanout import fan_out
 from tests.cluster import Cluster
-from tests.launcher.hosts import HOME, agents, inventory
-from tests.launcher.ringctl import RINGCTL, ringctl
+from tests.launcher.hosts import HOME, Hosts, agents, inventory, left_on, ssh_config
+from tests.launcher.ringctl import RINGCTL, ringctl, start, wait_for
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -70,11 +74,85 @@ def test_more_output_than_the_window_holds_on_either_stream_arrives(monkeypatch:
 
 
 @pytest.mark.parametrize("command", [("sleep", "1000"), ("yes",)], ids=["silent", "endless"])
-def test_a_command_that_does_not_end_is_given_up_on(cluster: Cluster, command: tuple[str, ...]) -> None:
+def test_a_command_that_does_not_end_is_given_up_on(cluster: Hosts, command: tuple[str, ...]) -> None:
     done = ringctl("exec", "--include", "server1", "--timeout", "1", "--", *command, code=4)
     assert done.stderr == "error: server1: no answer within 1 s\n"
-    for process in cluster.processes("server1"):  # ssh does not end a command that prints nothing, either
-        cluster.run("server1", "kill", str(process.host_pid), check=False)
+    wait_for(lambda: not left_on(cluster), "the command's end there")
+
+
+def test_what_was_printed_before_the_time_was_up_is_shown() -> None:
+    only = ("--include", "server1,server2", "--timeout", "1")
+    script = ("sh", "-c", "echo out; echo err >&2; sleep 1000")
+    done = ringctl("exec", *only, "--", *script, code=4)
+    assert sorted(done.stdout.splitlines()) == ["[server1] out", "[server2] out"]
+    assert "[server1] err\n" in done.stderr
+    found = results(*only, "--", *script, code=4)
+    assert found["server1"] == {"error": "server1: no answer within 1 s", "out": "out\n", "err": "err\n"}
+
+
+# --- Nobody waits any more -----------------------------------------------------------------------
+
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1); time.sleep(1000)"
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_command_ends_with_the_controller(cluster: Hosts, how: signal.Signals) -> None:
+    """Also one that others started, and that does not listen to a polite request."""
+    command = ("sh", "-c", f'sleep 1000 & python3 -c "{STUBBORN}"; true')
+    process = start("exec", "--", *command)
+    wait_for(lambda: all(len(cluster.processes(host)) >= 4 for host in cluster.names), "its start everywhere")
+    process.send_signal(how)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == (130 if how == signal.SIGINT else -how)
+    assert "Traceback" not in errors
+    wait_for(lambda: not left_on(cluster), "the command's end there")
+
+
+def test_ctrl_c_is_not_held_up_by_a_host_that_says_nothing(cluster: Hosts) -> None:
+    ssh_config("ConnectTimeout 60")
+    cluster.cut("server2")
+    process = start("exec", "--include", "server1,server2", "--", "echo", "here")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "[server1] here\n"
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)  # half of what the other would be waited for
+    assert process.returncode == 130
+
+
+def test_what_a_command_leaves_in_the_background_on_purpose_stays(cluster: Hosts) -> None:
+    done = ringctl("exec", "--include", "server1", "--", "sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!")
+    label, pid = done.stdout.split()
+    (process,) = cluster.processes("server1")
+    assert (label, process.argv) == ("[server1]", ("sleep", "1000"))
+    cluster.run("server1", "kill", pid)
+
+
+def test_fanning_out_hears_of_each_as_it_comes_and_leaves_what_is_under_way_when_interrupted() -> None:
+    slow, heard = threading.Event(), []
+
+    def work(item: int) -> int:
+        if item == 0:
+            slow.wait(60)
+        return item * item
+
+    def done(item: int, result: object) -> None:
+        heard.append((item, result))
+        if len(heard) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fan_out(range(4), work, done)
+    assert sorted(heard) == [(1, 1), (2, 4), (3, 9)]
+    slow.set()
+    assert fan_out(range(4), work) == {0: 0, 1: 1, 2: 4, 3: 9}
+
+
+def test_this_machine_as_a_host_is_treated_alike(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "here.yaml").write_text("hosts: [{name: here, local: true}]\n")
+    monkeypatch.setenv("RINGCTL_HOSTS", str(tmp_path / "here.yaml"))
+    found = results("--timeout", "1", "--", "sh", "-c", "echo out; sleep 1000 & sleep 1000", code=4)
+    assert found["here"] == {"error": "here: no answer within 1 s", "out": "out\n", "err": ""}
+    assert results("--", "cat", code=0)["here"] == {"exit_code": 0, "out": "", "err": ""}
 
 
 def test_nothing_in_an_inventory_reaches_a_shell(cluster: Cluster) -> None:

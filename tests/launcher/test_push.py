@@ -13,13 +13,18 @@ from typing import Any
 
 import pytest
 
+from launcher import kit
 from launcher import push as pushing
-from launcher.errors import InputError, RingctlError
+from launcher.errors import HostError, InputError, RingctlError
+from launcher.fanout import exit_code
+from launcher.ignore import ignore_matcher
 from tests.cluster import Cluster
-from tests.launcher.hosts import HOME, OURS, agents, inventory, write_home
+from tests.launcher.hosts import HOME, OURS, Hosts, agents, inventory, left_on, write_home
 from tests.launcher.ringctl import ringctl, start, wait_for
 
 pytestmark = pytest.mark.usefixtures("cluster")
+
+PROJECT = str(Path(__file__).resolve().parents[2])
 
 
 def write(name: str, text: str | bytes = "", mode: int = 0o644) -> Path:
@@ -115,6 +120,120 @@ def test_without_git_all_but_the_usual_junk_is_pushed(cluster: Cluster) -> None:
     assert set(tree(cluster.path("server1", f"{OURS}/code/{digest}"))) == {"a.py", ".hidden"}
 
 
+def names_here() -> set[str]:
+    return {entry.path for entry in pushing.take(Path.cwd()).entries}
+
+
+def git(*args: str, folder: str = ".") -> None:
+    mine = ("-c", "user.email=a@b", "-c", "user.name=n", "-c", "protocol.file.allow=always")
+    subprocess.run(["git", *mine, *args], cwd=folder, check=True, capture_output=True)
+
+
+def test_submodules_and_repositories_inside_are_pushed_as_far_as_they_are_there(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "inner.py").write_text("pass\n")
+    for command in (("init", "-q"), ("add", "."), ("commit", "-qm", "x")):
+        git(*command, folder=str(other))
+    git("init", "-q")
+    git("submodule", "add", "-q", str(other), "sub")
+    write("nested/kept.py")
+    write("nested/dropped.py")
+    write("nested/secret")
+    write("nested/.gitignore", "secret\n")
+    git("init", "-q", folder="nested")
+    write(".ringignore", "nested/dropped.py\n")
+    rest = {".gitmodules", ".ringignore", "nested/kept.py", "nested/.gitignore"}
+    assert names_here() == rest | {"sub/inner.py"}
+    git("submodule", "deinit", "-f", "sub")
+    assert names_here() == rest
+
+
+def test_where_git_cannot_say_what_it_ignores_nothing_is_pushed(monkeypatch: pytest.MonkeyPatch) -> None:
+    git("init", "-q")
+    write(".gitignore", "secret\n")
+    write("secret")
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    with pytest.raises(InputError, match=r"git cannot say .* dubious ownership"):
+        names_here()
+    monkeypatch.delenv("GIT_TEST_ASSUME_DIFFERENT_OWNER")
+    assert names_here() == {".gitignore"}
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(InputError, match="there is no git here"):
+        names_here()
+
+
+def test_a_folder_that_cannot_be_read_is_no_secret_unless_it_is_ignored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Root may read all; so what os.walk and git say of such a folder to others is said in their place."""
+    write("open.py")
+    write("locked/file")
+
+    def scandir(path: str, real: Any = os.scandir) -> Any:
+        if str(path).endswith("locked"):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(InputError, match="locked: Permission denied") as refused:
+        names_here()
+    assert refused.value.fix == "add locked to .ringignore"
+    words = "warning: could not open directory 'locked/': Permission denied\n"
+    says = f"#!/bin/sh\nprintf 'open.py\\0'; printf \"{words}\" >&2\n"
+    write("bin/git", says, 0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", os.path.abspath("bin"), prepend=":")
+        with pytest.raises(InputError, match="locked: Permission denied"):
+            names_here()
+        write(".ringignore", "locked/\n")
+        assert names_here() == {"open.py"}
+    assert names_here() == {"open.py", ".ringignore", "bin/git"}
+
+
+def test_ringignore_is_read_as_git_reads_gitignore() -> None:
+    names = [
+        "a1",
+        "a3",
+        "b c",
+        "#h",
+        "!x",
+        ".hid",
+        "sub/a2",
+        "sub/deep/x.log",
+        "a]",
+        "7z",
+        "a*b",
+        "axb",
+        "tail ",
+    ]
+    for name in names:
+        write(name)
+    rules = [
+        ["a[12]", "b c", "\\#h", "\\!x"],
+        ["a[!12]", "[[:digit:]]*", "*.log"],
+        ["a[]]", "a\\*b", ".*"],
+        ["tail\\ ", "/a1", "sub/**/*.log"],
+        ["a?", "!a3", "# a3", "[z", "sub/   "],
+    ]
+    git("init", "-q")
+    for lines in rules:
+        write(".git/info/exclude", "\n".join(lines))
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--others", "--exclude-standard"], capture_output=True, check=True
+        ).stdout
+        ignored = ignore_matcher(lines)
+        assert {name for name in names if not ignored(name)} == set(listed.decode().split("\0")[:-1])
+    write(".ringignore", "[z-a]\n")
+    with pytest.raises(InputError, match="bad character range"):
+        names_here()
+
+
+def test_a_link_to_the_folder_itself_stays_inside() -> None:
+    Path("self").symlink_to(".")
+    assert names_here() == {"self"}
+
+
 # --- What is refused -----------------------------------------------------------------------------
 
 
@@ -138,6 +257,16 @@ def test_what_is_neither_file_nor_link_is_refused_with_exit_2(cluster: Cluster) 
     assert not cluster.path("server1", OURS).exists()
     write(".ringignore", "pipe\n")
     ringctl("push")
+
+
+def test_a_folder_that_is_gone_is_a_mistake_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("gone").mkdir()
+    monkeypatch.chdir("gone")
+    Path("../gone").resolve().rmdir()
+    for command in (("push",), ("launch", "--", "true")):
+        done = ringctl(*command, code=2, env={**os.environ, "PYTHONPATH": PROJECT})
+        assert "the folder you are in is gone" in done.stderr
+    monkeypatch.chdir("..")
 
 
 @pytest.mark.parametrize("path", ["../escape", "/tmp/escape", "a/../../escape", ""])
@@ -169,6 +298,52 @@ def test_a_full_disk_is_told_of_the_host_and_leaves_no_half_snapshot(cluster: Cl
 
 
 # --- Damage --------------------------------------------------------------------------------------
+
+
+def test_ringctls_own_files_are_put_there_again_when_they_are_damaged(cluster: Cluster) -> None:
+    inventory(cluster, only=("server1",))
+    with agents() as found:
+        found["server1"].runs()
+        (place,) = cluster.path("server1", f"{OURS}/kit").iterdir()
+        whole = {path.name: path.read_bytes() for path in place.glob("*.py")}
+
+        def garble(name: str, data: bytes) -> None:
+            (place / name).write_bytes(data)
+            shutil.rmtree(place / "__pycache__")
+
+        damages: tuple[Callable[[], object], ...] = (
+            lambda: (place / "hostd.py").unlink(),
+            lambda: garble("hostd.py", b""),
+            lambda: garble("hostd.py", b"\0" * 4096),
+            lambda: garble("hostd.py", whole["hostd.py"][:5000]),
+            lambda: garble("hostfacts.py", b""),  # which another one imports when it needs it
+            lambda: [path.write_bytes(b"garbage") for path in place.glob("__pycache__/hostd.*")],
+        )
+        for damage in damages:
+            damage()
+            assert found["server1"].runs()["runs"] == []
+            assert {path.name: path.read_bytes() for path in place.glob("*.py")} == whole
+    assert list(place.parent.iterdir()) == [place]
+
+
+def test_ringctls_own_files_leave_nothing_half_done_on_a_full_disk_nor_for_long(cluster: Cluster) -> None:
+    inventory(cluster, only=("server1",))
+    kits = cluster.path("server1", f"{OURS}/kit")
+    cluster.fill_disk("server1", leave=20_000)
+    try:
+        with agents() as found, pytest.raises(HostError, match=r"/kit/\w+: No space left on device"):
+            found["server1"].runs()
+        assert list(kits.iterdir()) == []
+    finally:
+        cluster.free_disk("server1")
+    (kits / "tmpkilled").mkdir()
+    later = kit.INSTALL.replace("time.time()", "(time.time() + 7200)")
+    with agents() as found:
+        done = found["server1"].transport.run(
+            ["python3", "-I", "-c", later, kit.folder()], kit.contents(), 30.0
+        )
+    assert done.out == kit.INSTALLED
+    assert [path.name for path in kits.iterdir()] == [os.path.basename(kit.folder())]
 
 
 def test_damage_on_a_host_is_noticed_and_repaired(cluster: Cluster) -> None:
@@ -213,6 +388,30 @@ def test_a_file_that_changes_while_it_is_pushed_is_not_taken_for_the_other(clust
     with agents() as found:
         results = pushing.push(snapshot, found)
     assert "a.py: No such file or directory while it was pushed" in str(results["server1"])
+    assert snapshots(cluster, "server1") == []
+    mine = RingctlError("a.py: gone while it was pushed")
+    assert exit_code([mine]) == 1, "no host is to blame"
+    assert exit_code([mine, HostError("server1", "is away")]) == 4
+    assert exit_code([]) == 0
+
+
+def test_ctrl_c_ends_a_push_at_once(cluster: Hosts) -> None:
+    write("large.bin", os.urandom(12 << 20))
+    inventory(cluster, only=("server1", "server2"))
+    with agents() as found:
+        found["server1"].runs()
+    cluster.limit_rate("server1", "2mbit")  # for a minute, if nobody ended it
+    try:
+        pusher = start("push")
+        blobs = cluster.path("server1", f"{OURS}/code/blobs")
+        wait_for(lambda: blobs.exists() and list(blobs.iterdir()), "the middle of the file")
+        pusher.send_signal(signal.SIGINT)
+        _, said = pusher.communicate(timeout=30)
+    finally:
+        cluster.limit_rate("server1", None)
+    assert pusher.returncode == 130
+    assert "Traceback" not in said
+    wait_for(lambda: not left_on(cluster), "the end of what took the code there")
     assert snapshots(cluster, "server1") == []
 
 
@@ -328,3 +527,28 @@ def push_times(count: int) -> str:
             assert isinstance(pushing.push(snapshot, found)["server1"], pushing.Pushed)
             digest = snapshot.digest
     return digest
+
+
+# --- By hand, where nothing is pushed ------------------------------------------------------------
+
+
+def test_lines_to_paste_work_where_the_code_is_and_ringctl_has_never_been(cluster: Cluster) -> None:
+    fake = '#!/bin/sh\necho "$PWD: $*"\n'
+    write("bin/tool.py", "pass\n")
+    for host in ("server1", "server2"):
+        write_home(cluster, host, "python", fake)
+        cluster.run(host, "chmod", "+x", "python")
+    env = {"env": {"python": f"{HOME}/python"}}
+    inventory(cluster, only=("server1", "server2"), server1=env, server2={**env, "workdir": "/tmp"})
+    for command, words in (
+        (("--steps", "3"), "-m trainer --steps 3"),
+        (("python", "bin/tool.py"), "bin/tool.py"),
+    ):
+        shown = ringctl("launch", "--dry-run", "--commands", "--", *command).stdout.splitlines()
+        lines = dict(zip(shown[::2], shown[1::2], strict=True))
+        for host, folder, rank in (("server1", HOME, 0), ("server2", "/tmp", 1)):
+            line = lines[f"# on {host}"]
+            assert ".ringctl" not in line
+            cluster.run(host, "sh", "-c", f"{line} wait")
+            assert cluster.path(host, f"{folder}/rank{rank}.log").read_text() == f"{folder}: {words}\n"
+            cluster.path(host, f"{folder}/rank{rank}.log").unlink()

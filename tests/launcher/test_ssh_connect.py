@@ -15,6 +15,8 @@ import pytest
 
 from launcher.errors import HostError, InputError
 from launcher.transport.connect import AT_ONCE_S, TRIES, retried
+from launcher.transport.sshconfig import SshConfig, name_of
+from launcher.transport.sshlines import parsed
 from tests.cluster import CONTROLLER, Cluster
 from tests.launcher.hosts import (
     HOME,
@@ -99,6 +101,93 @@ def test_an_ssh_config_that_cannot_be_read_is_a_mistake_of_the_user() -> None:
     assert error.message.startswith("~/.ssh/config: ")
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Port abc", "~/.ssh/config: line 1: Port abc: not a port"),
+        ("Host *\n  ConnectTimeout soon", "line 2: ConnectTimeout soon: not a time"),
+        ("ProxyJump server3:abc", "'server3:abc' is not [user@]host[:port]"),
+        ("Match nonsense x", "line 1: Match nonsense x: nonsense is nothing that can be matched"),
+        ("Foo", "line 1: Foo has no value"),
+    ],
+)
+def test_a_value_in_the_ssh_config_that_means_nothing_is_shown_with_its_line(text: str, words: str) -> None:
+    ssh_config(text)
+    done = ringctl("exec", "--include", "server1,server2", "--", "true", code=2)
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+IN_SSH = ("hostname", "user", "port", "hostkeyalias", "userknownhostsfile", "proxyjump", "proxycommand")
+
+
+@pytest.mark.parametrize("who", [(), ("-l", "train", "-p", "23")], ids=["plain", "with user and port"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Include\t{0}/star\nUser late\n",
+        "Host other\n  Include {0}/star\n",
+        "Host other\n  Include {0}/bare\n  User x\nHost b*\n  Port 5\n",
+        "Host box\n  Include {0}/bare\n  Port 9\n",
+        "Match user train\n  Port 99\nMatch !user train\n  Port 98\n",
+        "HostName %h.example.org\nMatch host box.example.org\n  User x\nMatch originalhost b*,!box\n  Port 3\n",
+        'Host !box *\n  Port 3\nHost = "box"\n  Port=4\n',
+        'UserKnownHostsFile "/a b/kh" /c\n',
+        "HostKeyAlias foo\nProxyJump train@[10.0.0.3]:2222,x\nProxyCommand nc\n",
+        "ProxyCommand exec nc %h %p # all of it\nProxyJump x\n",
+        "ProxyJump none\nProxyCommand nc\nProxyJump x\n",
+        "ProxyCommand none\nProxyJump x\n",
+        'Match final\n  User f\nMatch exec "test %h = box"\n  Port 12\n',
+        "Match all\n  User DOM\\\\me # comment\nConnectTimeout none\n",
+    ],
+)
+def test_the_ssh_config_is_read_as_ssh_reads_it(tmp_path: Path, text: str, who: tuple[str, ...]) -> None:
+    (tmp_path / "star").write_text("Host *\n  User nobody\n")
+    (tmp_path / "bare").write_text("User bare\n")
+    config = tmp_path / "config"
+    config.write_text(text.replace("{0}", str(tmp_path)))
+    asked = ["ssh", "-F", str(config), "-G", *who, "box"]
+    shown = subprocess.run(asked, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL).stdout
+    theirs = dict(reversed([line.split(" ", 1) for line in shown.splitlines() if " " in line]))
+    user, port = (who[1], int(who[3])) if who else ("", 0)
+    found = SshConfig((parsed(str(config), str(tmp_path), 0),)).lookup("box", user, port)
+    jumps = ",".join(f"{u}@[{n}]:{p}" if u else n for n, u, p in found.jumps)
+    ours = {
+        "hostname": found.host,
+        "user": found.user,
+        "port": str(found.port),
+        "hostkeyalias": "" if found.known_as in (name_of(found.host, found.port),) else found.known_as,
+        "userknownhostsfile": " ".join(found.known_hosts),
+        "proxyjump": jumps,
+        "proxycommand": found.proxy_command,
+    }
+    theirs["proxycommand"] = (
+        theirs.get("proxycommand", "").replace("%h", found.host).replace("%p", str(found.port))
+    )
+    if "UserKnownHostsFile" not in text:
+        theirs["userknownhostsfile"] = ours["userknownhostsfile"]  # below what ssh takes for the home folder
+    assert ours == {key: theirs.get(key, "") for key in IN_SSH}
+
+
+def test_who_the_inventory_says_we_are_chooses_the_key_and_fills_in_the_command(cluster: Cluster) -> None:
+    where = cluster.address("server1")
+    (dot_ssh() / "train_key").write_text(Path(cluster.identity_file).read_text())
+    (dot_ssh() / "train_key").chmod(0o600)
+    (dot_ssh() / "id_ed25519").unlink()
+    known = (dot_ssh() / "known_hosts").as_posix()
+    inventory(
+        cluster, only=("server1",), defaults={"identity_file": None}, server1={"port": 22, "user": "train"}
+    )
+    proxy = f"  ProxyCommand exec ssh -F {cluster.ssh_config} -W %h:%p server2\n"
+    for key in (
+        "Host *\n  IdentityFile ~/.ssh/%r_key\n",
+        "Match user train\n  IdentityFile ~/.ssh/train_key\n",
+    ):
+        end = f"Host *\n  UserKnownHostsFile {known}\n  IdentitiesOnly yes\n"
+        (dot_ssh() / "config").write_text(f"{key}Host {where}\n  Port 2222\n  User nobody\n{proxy}{end}")
+        assert sh("server1", WHO) == "train\nserver1\n" + came_from(cluster, "server2")
+
+
 # --- Jumps ---------------------------------------------------------------------------------------
 
 
@@ -161,6 +250,38 @@ def test_a_proxy_command_is_used(cluster: Cluster) -> None:
     command = f"ssh -F {cluster.ssh_config} -W %h:%p server2"
     ssh_config(f"Host {cluster.address('server3')}\n  ProxyCommand {command}\n")
     assert sh("server3", WHO) == "train\nserver3\n" + came_from(cluster, "server2")
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ('sh -c "echo no such instance >&2; exit 1"', "no such instance"),
+        ("/no/such/program %h", "/no/such/program: not found"),
+        ("exec false", "exit code 1"),
+    ],
+)
+def test_a_proxy_command_that_fails_is_quoted_at_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, command: str, words: str
+) -> None:
+    monkeypatch.setattr("launcher.transport.connect.TRIES", 1000)  # as many as would not end in time
+    ssh_config(f"Host {cluster.address('server3')}\n  ProxyCommand {command}\n")
+    message = refusal("server3").message
+    assert message.startswith("server3: its ProxyCommand ended: ")
+    assert message.endswith(words)
+
+
+def test_the_address_behind_a_jump_is_what_the_jump_was_asked_for_if_it_is_numeric(cluster: Cluster) -> None:
+    where = cluster.address("server3")
+    named = f"Host alias\n  HostName {where}\nHost alias server3\n  ProxyJump train@[{cluster.address('server1')}]:22\n"
+    words = cluster.path("server3", "/etc/ssh/ssh_host_ed25519_key.pub").read_text()
+    (dot_ssh() / "known_hosts").write_text((dot_ssh() / "known_hosts").read_text() + f"server3 {words}")
+    ssh_config(f"{named}Host server3\n  HostName server3\n")
+    inventory(cluster, only=("server3",), server3={"address": "alias"})
+    with agents() as found:
+        assert found["server3"].transport.address() == where
+    inventory(cluster, only=("server3",), server3={"address": "server3"})
+    with agents() as found:
+        assert found["server3"].transport.address() == ""
 
 
 # --- Keys ----------------------------------------------------------------------------------------
@@ -349,6 +470,30 @@ def test_an_account_that_runs_nothing_is_told_in_its_own_words(cluster: Cluster)
     assert "server1: it ran no command; it said: This account is currently not available" in done.stderr
     assert "exit code 0: 3 of 4 (server2-4)" in done.stderr
     assert "This account is currently not available" in launched.stderr
+
+
+def test_a_login_shell_that_ends_early_is_blamed_itself_and_cannot_write_to_our_terminal(
+    cluster: Cluster,
+) -> None:
+    inventory(cluster, only=("server1",))
+    write_home(cluster, "server1", ".bashrc", "printf '\\033]0;title\\007 good bye'; exit 3\n")
+    executed = ringctl("exec", "--", "hostname", code=4).stderr
+    assert "server1: it ran no command; it said: \\x1b]0;title\\x07 good bye\n  look at" in executed
+    launched = ringctl("launch", "--", "true", code=4).stderr
+    assert "server1: its login shell ended before it ran anything; it said: \\x1b]0;title" in launched
+    for shown in (executed, launched):
+        assert ".bashrc" in shown
+        assert "Python" not in shown
+        assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize("line", ["exec 2>/dev/null", "exec 2>&1"])
+def test_a_login_shell_that_redirects_stderr_is_no_obstacle(cluster: Cluster, line: str) -> None:
+    inventory(cluster, only=("server1",))
+    write_home(cluster, "server1", ".bashrc", f"{line}\n")
+    assert ringctl("exec", "--", "hostname").stdout == "[server1] server1\n"
+    with agents() as found:
+        assert found["server1"].runs()["runs"] == []
 
 
 # --- One sentence --------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from launcher.model import Facts, Host
 from launcher.plan import LaunchOptions
 from launcher.preflight import survey
 from launcher.transport import Pool
+from launcher.watch import Interrupts
 from tests.cluster import Cluster
 from tests.conftest import eventually
 from tests.launcher import hosts
@@ -216,7 +217,9 @@ def test_a_host_that_is_lost_while_it_starts_is_not_said_to_be_clean(
     inventory(cluster, only=("server2", "server3"))
     options = LaunchOptions(run=run.new_run_id(), name="", command=("sleep", "1000"), trainer="")
     with pytest.raises(HostError) as lost:
-        run.launch(load(Path(os.environ["RINGCTL_HOSTS"])), options, pool, None, render.JsonScreen())
+        run.launch(
+            load(Path(os.environ["RINGCTL_HOSTS"])), options, pool, None, render.JsonScreen(), Interrupts()
+        )
     pool.close()
     assert lost.value.message.endswith("server3 could not be asked to stop what may have started")
     assert f"ringctl stop {options.run}" in lost.value.fix
@@ -298,7 +301,7 @@ def test_a_port_that_is_taken_in_between_is_replaced(
     pool = Pool(no_input=True)
     options = LaunchOptions(run=run.new_run_id(), name="", command=("sleep", "1000"), trainer="")
     plan, found = run.launch(
-        load(Path(os.environ["RINGCTL_HOSTS"])), options, pool, None, render.JsonScreen()
+        load(Path(os.environ["RINGCTL_HOSTS"])), options, pool, None, render.JsonScreen(), Interrupts()
     )
     try:
         assert plan.master_port != taken

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import InputError
+from launcher.transport import sshconfig
+from launcher.transport.hostkeys import known_keys
 from tests.cluster import Cluster
 from tests.launcher.hosts import (
     Terminal,
@@ -115,6 +117,25 @@ def test_trust_ends_where_the_file_that_is_written_is_not_the_one_that_is_read()
     )
 
 
+@pytest.mark.parametrize(
+    ("file", "code", "words"),
+    [
+        ("none", 2, "there is no file to record the key of"),
+        ("/proc/nothing/known_hosts", 1, "in /proc/nothing/known_hosts: No such file or directory"),
+        ("/etc", 1, "in /etc: Is a directory"),
+    ],
+)
+def test_trust_says_so_where_nothing_can_be_recorded(
+    cluster: Cluster, file: str, code: int, words: str
+) -> None:
+    inventory(cluster, only=("server1",))
+    ssh_config(f"UserKnownHostsFile {file}")
+    done = ringctl("trust", "--yes", code=code)
+    assert words in done.stderr
+    assert "UserKnownHostsFile" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 # --- Changed -------------------------------------------------------------------------------------
 
 
@@ -157,6 +178,36 @@ def test_a_revoked_key_is_refused_and_cannot_be_trusted(cluster: Cluster) -> Non
 # --- What known_hosts may look like --------------------------------------------------------------
 
 
+def test_any_of_several_keys_that_are_known_for_a_host_will_do(cluster: Cluster, tmp_path: Path) -> None:
+    where, key = cluster.address("server1"), public_key(cluster, "server1")
+    others = [another_key(tmp_path), another_key(tmp_path, "ecdsa")]
+    for lines in ([key, *others], [*others, key], [others[1], key, others[0]]):
+        known_hosts().write_text("".join(f"{where} {line}\n" for line in lines))
+        assert sh("server1", "hostname") == "server1\n"
+    known_hosts().write_text("".join(f"{where} {line}\n" for line in others))
+    assert fingerprint_of(others[0]) in refusal("server1").message, "the one of the same kind is compared"
+
+
+def test_a_host_key_alias_and_a_file_with_a_space_in_its_name_are_looked_at(cluster: Cluster) -> None:
+    folder = dot_ssh() / "my keys"
+    folder.mkdir()
+    (folder / "known").write_text(f"thebox {public_key(cluster, 'server1')}\n")
+    known_hosts().unlink()
+    ssh_config(
+        f'UserKnownHostsFile "{folder}/known"\nHost {cluster.address("server1")}\n  HostKeyAlias thebox'
+    )
+    assert sh("server1", "hostname") == "server1\n"
+    assert "unknown host key" in refusal("server2").message
+
+
+def test_names_are_looked_up_in_small_letters_as_ssh_does(cluster: Cluster) -> None:
+    target = sshconfig.SshConfig(()).lookup("Server1.LAB")
+    known_hosts().write_text(f"server1.lab {public_key(cluster, 'server1')}\n")
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(known_hosts())], check=True, capture_output=True)
+    trusted, _ = known_keys([str(known_hosts())], target.known_as)
+    assert [key.get_base64() for key in trusted] == public_key(cluster, "server1").split()[1:2]
+
+
 def test_hashed_known_hosts_work(cluster: Cluster) -> None:
     subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(known_hosts())], check=True, capture_output=True)
     assert cluster.address("server1") not in known_hosts().read_text()
@@ -180,7 +231,10 @@ def test_patterns_markers_and_nonsense_in_known_hosts_are_read_as_ssh_reads_them
 
 def test_a_key_pinned_in_the_inventory_needs_no_known_hosts(cluster: Cluster) -> None:
     known_hosts().unlink()
-    inventory(cluster, server1={"host_key": public_key(cluster, "server1")})
+    inventory(
+        cluster,
+        server1={"host_key": " ".join(public_key(cluster, "server1").split()[:2]) + " root@server1, 2026"},
+    )
     assert sh("server1", "hostname") == "server1\n"
     assert "unknown host key" in refusal("server2").message
 

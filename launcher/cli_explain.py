@@ -1,0 +1,158 @@
+"""`ringctl explain`: why a run, or whatever wrote a log, failed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import click
+
+from launcher.cli_shared import agents_of, complete_run, host_options, json_option, named_run
+
+if TYPE_CHECKING:
+    from launcher.agent import Agent
+    from launcher.diagnose import Cause
+    from launcher.runs import Found
+
+LOOK_S = 1.5  # hosts have noted by then where their ranks are
+
+
+@click.command()
+@click.argument("what", required=False, metavar="[RUN|FILE|-]", shell_complete=complete_run)
+@host_options
+@json_option
+def explain(what: str | None, as_json: bool, **where: str | None) -> int:
+    """Say what failed first and what to do: of the latest run, of RUN, or in the log FILE (- for stdin).
+
+    FILE may be any log, also of torchrun or nohup. Of a run that still runs, it says which rank keeps the
+    others waiting, and where. Exit code 0: here is why. 1: nothing is known to be wrong, or why is not known.
+    2: there is no such run or file.
+    """
+    about = of_log(what) if is_log(what) else of_run(named_run(what, where))
+    show(about, as_json)
+    return 0 if about["explained"] else 1
+
+
+def is_log(what: str | None) -> bool:
+    """A file of that name comes before a run; what has a slash in it can only be a file."""
+    return what is not None and (what == "-" or "/" in what or os.path.isfile(what))
+
+
+# --- A log ---------------------------------------------------------------------------------------
+
+
+def of_log(path: str | None) -> dict[str, Any]:
+    from launcher import foreign
+
+    assert path is not None
+    with opened(path) as file:
+        reader = foreign.read(foreign.lines_of(file))
+    told = f"{reader.lines:,} lines read; nothing in them is known to be a failure"
+    return answer(reader.cause, source=path, note="" if reader.cause else told)
+
+
+def opened(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
+    from launcher.errors import InputError
+
+    if path == "-":
+        return contextlib.nullcontext(sys.stdin.buffer)
+    try:
+        if os.path.isdir(path):
+            raise InputError(f"{path} is a folder; name the log file in it")
+        return open(path, "rb")
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}", fix="ringctl ps lists the runs") from None
+
+
+# --- A run ---------------------------------------------------------------------------------------
+
+
+def of_run(found: Found) -> dict[str, Any]:
+    """Of one that is over, its first failure; of one that runs, who keeps the others waiting."""
+    from launcher import fold, watch
+    from launcher.diagnose import Tails, standstill
+    from launcher.errors import HostError
+    from launcher.follow import follow
+
+    agents = agents_of(found)
+    if found.state is None:
+        raise HostError(found.hosts[0].name, next(iter(found.silent), "it knows nothing of the run"))
+    running = found.state.state in ("starting", "running")
+    if running:
+        look_at(agents, found.run)
+    tails, state, away = Tails(), fold.before(found.state), dict[str, str]()
+    for update in follow(agents, found.run, live=False):
+        away = dict(update.away)
+        for event in update.events:
+            state = fold.fold(state, event) if event.kind != "line" else state
+            tails.add(event)
+    if running and state.state not in fold.ENDED:
+        words = standstill(state, tails, away)
+        about = answer(
+            None, run=found.run, state=state.state, note=words or "the run goes on; no rank has failed"
+        )
+        places = {str(rank): str(stack) for rank, stack in sorted(tails.stacks.items())}
+        return {**about, "explained": bool(words), "places": places}
+    outcome = watch.outcome(state, tails, away)
+    note = (
+        ""
+        if outcome.cause
+        else f"run {found.run} {outcome.state.state}; nothing is known to be wrong with it"
+    )
+    return answer(outcome.cause, run=found.run, state=outcome.state.state, note=note)
+
+
+def look_at(agents: dict[str, Agent], run: str) -> None:
+    """Have the hosts note where their ranks are; one that cannot be asked is told of by what follows."""
+    from launcher.fanout import fan_out
+
+    fan_out(agents, lambda name: agents[name].ask("hostd.py", ["stacks"], {"run": run}))
+    time.sleep(LOOK_S)
+
+
+# --- What is shown -------------------------------------------------------------------------------
+
+
+def answer(cause: Cause | None, *, note: str = "", **about: str) -> dict[str, Any]:
+    """What --json prints."""
+    trace = [
+        {"file": frame.file, "line": frame.line, "function": frame.function, "text": frame.text}
+        for frame in (cause.trace if cause else ())
+    ]
+    return {
+        "run": about.get("run"),
+        "source": about.get("source"),
+        "state": about.get("state"),
+        "explained": bool(cause and cause.known),
+        "id": cause.id if cause else "",
+        "rank": cause.rank if cause else None,
+        "host": cause.host if cause else "",
+        "cause": cause.text if cause else None,
+        "fix": cause.fix if cause else "",
+        "trace": trace,
+        "lines": list(cause.lines) if cause else [],
+        "note": note,
+        "places": {},
+    }
+
+
+def show(about: dict[str, Any], as_json: bool) -> None:
+    from launcher import render, text
+    from launcher.diagnose import Cause
+    from launcher.logs import visible
+    from launcher.traces import Frame
+
+    if as_json:
+        click.echo(text.json_line(about))
+        return
+    lines = [about["note"]] if about["note"] else []
+    if about["cause"]:
+        trace = tuple(Frame(**frame) for frame in about["trace"])
+        cause = Cause(about["rank"], about["host"], about["cause"], about["fix"], tuple(about["lines"]))
+        cause = Cause(**{**vars(cause), "trace": trace, "known": about["explained"]})
+        lines += text.failure_lines(cause)
+    lines += [f"  rank {rank}: {place}" for rank, place in about["places"].items()]
+    render.say([visible(line) for line in lines])

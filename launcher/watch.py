@@ -1,0 +1,249 @@
+"""Watch a run to its end, and end it everywhere once it has to be ended."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from launcher import fold
+from launcher.agent import Agent
+from launcher.diagnose import Cause, Tails, absent_ranks, first_failure, standstill
+from launcher.errors import RingctlError
+from launcher.follow import follow, newly_lost, presence
+from launcher.model import Event, Host, Plan, RankState, RunState
+from launcher.runs import stop
+from launcher.transport import Pool
+
+SETTLE_S, FAILED_GRACE_S = 1.0, 3.0  # as hostd does it on one host
+GRACE_S = 5.0  # between TERM and KILL
+STACKS_S = 3.0  # by then every host that noticed a standstill has said where its ranks are
+RETRY_S, AGAIN_S = 15.0, 1.0  # how long, and how often, a host is asked to stop that cannot be asked
+STOPPED = "stopped"  # the reason of whoever wants it so
+
+
+class Screen(Protocol):
+    """Where a run is shown."""
+
+    def plan(self, plan: Plan) -> None:
+        """Called once, before anything is started."""
+
+    def show(self, events: list[Event], state: RunState) -> None:
+        """Called several times a second, also with no events."""
+
+    def note(self, text: str) -> None:
+        """ringctl's own word about the run."""
+
+
+class Interrupts:
+    """Counts Ctrl-C from `hold` on: the first stops the run cleanly, the second kills it. Before that, and
+    after `release`, Ctrl-C is Python's own KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._before: Any = None
+
+    def __call__(self, *_: object) -> None:
+        self.count += 1
+
+    def hold(self) -> None:
+        self._before = signal.signal(signal.SIGINT, self)
+
+    def release(self) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+            self._before = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended, as far as it could be seen."""
+
+    state: RunState
+    cause: Cause | None
+
+    def event(self) -> Event:
+        """The last event that a reader of JSON gets."""
+        data = {
+            "state": self.state.state,
+            "exit_code": fold.exit_code(self.state),
+            "cause": self.cause.text if self.cause else None,
+            "fix": self.cause.fix if self.cause else None,
+            "accuracy": fold.result(self.state, "accuracy"),
+            "parameters_sha256": fold.result(self.state, "parameters_sha256"),
+        }
+        when = self.state.ended or time.time()
+        return Event("run_finished", when, self.state.run, self.state.attempt, "", None, data)
+
+
+def watch(state: RunState, agents: Mapping[str, Agent], screen: Screen, interrupts: Interrupts) -> Outcome:
+    """Show the run until it is over. Ctrl-C, counted by `interrupts`, stops it."""
+    tails, ender, stalls = Tails(), Ender(agents, interrupts, screen), Stalls(screen)
+    away: Mapping[str, str] = {}
+    lost: Mapping[str, str] = {}
+    for update in follow(agents, state.run, live=True):
+        for words in (*presence(away, update.away), *newly_lost(lost, update.lost)):
+            screen.note(words)
+        away, lost = update.away, update.lost
+        for event in update.events:
+            state = fold.fold(state, event)
+            tails.add(event)
+        screen.show(update.events, state)
+        stalls.look(update.events, state, tails, away)
+        ender.look(state, lost)
+        if ender.waits_in_vain(state, away):
+            break
+    ender.finish(state)
+    return outcome(state, tails, {**away, **{host: f"{host}: {why}" for host, why in lost.items()}})
+
+
+def outcome(state: RunState, tails: Tails, away: Mapping[str, str] | None = None) -> Outcome:
+    """How the run ended, and why; `away` are hosts that could not be heard in the end, or lost their part."""
+    if state.state not in fold.ENDED:
+        state = replace(state, state="lost")
+    return Outcome(state, first_failure(state, tails, away))
+
+
+# --- Ending it -----------------------------------------------------------------------------------
+
+
+class Ender:
+    """Ends a watched run: when the user asks for it, and everywhere once it cannot go on somewhere."""
+
+    def __init__(self, agents: Mapping[str, Agent], interrupts: Interrupts, screen: Screen) -> None:
+        self.agents, self.interrupts, self.screen = agents, interrupts, screen
+        self.seen = 0
+        self.end_at: float | None = None  # the other hosts' ranks may fail by themselves until then
+        self.stops: list[Stop] = []
+
+    def look(self, state: RunState, lost: Mapping[str, str]) -> None:
+        """Called several times a second."""
+        for words in (words for one in self.stops for words in one.news()):
+            self.screen.note(words)
+        if self.interrupts.count > self.seen:
+            self.seen = self.interrupts.count
+            first = self.seen == 1
+            self.screen.note(
+                "stopping the run; press Ctrl-C again to kill it" if first else "killing the run"
+            )
+            self.stop(state.run, GRACE_S if first else 0.0, STOPPED)
+        reason = why_it_cannot_go_on(state, lost) if len(self.agents) > 1 and not self.stops else ""
+        if not reason or state.ended is not None:
+            return
+        self.end_at = self.end_at or time.monotonic() + SETTLE_S
+        if time.monotonic() >= self.end_at:
+            self.stop(state.run, FAILED_GRACE_S, reason)
+
+    def stop(self, run: str, grace: float, reason: str) -> None:
+        self.stops.append(Stop(self.agents, run, grace, reason))
+        self.stops[-1].start()
+
+    def waits_in_vain(self, state: RunState, away: Mapping[str, str]) -> bool:
+        """Whether the run was ended wherever that was possible, and what is left cannot be asked or heard."""
+        going_on = {rank.host for rank in state.ranks.values() if rank.state in ("waiting", "running")}
+        asked = bool(self.stops) and not any(one.is_alive() for one in self.stops)
+        return asked and bool(going_on) and going_on <= away.keys() | self.stops[-1].failed.keys()
+
+    def finish(self, state: RunState) -> None:
+        """Wait for what was asked of the hosts, and say what could not be."""
+        for one in self.stops:
+            one.join()
+        if self.stops and self.stops[-1].failed:
+            hosts = ", ".join(self.stops[-1].failed)
+            self.screen.note(f"{hosts} cannot be reached; once that changes: ringctl stop {state.run}")
+
+
+def why_it_cannot_go_on(state: RunState, lost: Mapping[str, str]) -> str:
+    """ "" as long as it can. Ranks that somebody else stopped are that one's business."""
+    for host, why in lost.items():
+        return f"{host}: {why}"
+    for rank in state.ranks.values():
+        if rank.state == "failed":
+            return f"rank {rank.rank} failed"
+        if rank.state == "stopped" and rank.reason not in ("", STOPPED):
+            return f"rank {rank.rank} was ended on {rank.host}: {rank.reason}"
+    return ""
+
+
+class Stop(threading.Thread):
+    """Asks all hosts to stop a run, and those that cannot be asked again for some time, by a new connection:
+    the one that the log comes through may be all that the server allows, or lead nowhere any more. In a
+    thread, so that what the ranks say in the end is still shown."""
+
+    def __init__(self, agents: Mapping[str, Agent], run: str, grace: float, reason: str) -> None:
+        super().__init__(daemon=True)
+        self.agents, self.run_id, self.grace, self.reason = dict(agents), run, grace, reason
+        self.failed: dict[str, RingctlError] = {}
+        self._news: list[str] = []
+
+    def run(self) -> None:
+        deadline = time.monotonic() + RETRY_S
+        self._ask(self.agents)
+        while self.failed and time.monotonic() < deadline:
+            time.sleep(AGAIN_S)
+            pool = Pool(no_input=True)
+            try:
+                self._ask({name: anew(self.agents[name].host, pool) for name in self.failed})
+            finally:
+                pool.close()
+
+    def _ask(self, agents: Mapping[str, Agent]) -> None:
+        results = stop(agents, self.run_id, self.grace, self.reason)
+        failed = {name: answer for name, answer in results.items() if isinstance(answer, RingctlError)}
+        self._news += [f"{failed[name]}; trying again" for name in failed.keys() - self.failed.keys()]
+        self.failed = failed
+
+    def news(self) -> list[str]:
+        """What has not been told yet."""
+        told, self._news = self._news, []
+        return told
+
+
+def anew(host: Host, pool: Pool) -> Agent:
+    return Agent(host, pool.transport(host))
+
+
+# --- Standing still ------------------------------------------------------------------------------
+
+
+class Stalls:
+    """Says who keeps the others waiting when a run makes no progress, and who has not come when it begins.
+    It ends nothing: what looks like a hang may only be slow."""
+
+    def __init__(self, screen: Screen) -> None:
+        self.screen = screen
+        self.say_at: float | None = None  # when enough hosts have said where their ranks are
+        self.said = ""
+
+    def look(self, events: list[Event], state: RunState, tails: Tails, away: Mapping[str, str]) -> None:
+        """Called several times a second."""
+        absent = absent_ranks(
+            e.data["text"] for e in events if e.kind == "line" and "not come" in e.data["text"]
+        )
+        missing = [state.ranks[rank] for rank in sorted(absent) if rank in state.ranks]
+        if missing:
+            self.say(", ".join(whereabouts(rank, away) for rank in missing))
+        running = {rank.rank for rank in state.ranks.values() if rank.state == "running"}
+        if any(event.kind == "stack" for event in events) and self.say_at is None:
+            self.say_at = time.monotonic() + STACKS_S
+        if not tails.stacks:
+            self.say_at = None
+        elif self.say_at and (running <= tails.stacks.keys() or time.monotonic() >= self.say_at):
+            self.say_at = None
+            if running and len(running) == state.world:
+                self.say(standstill(state, tails, away))
+
+    def say(self, words: str) -> None:
+        if words and words != self.said:
+            self.said = words
+            self.screen.note(words)
+
+
+def whereabouts(rank: RankState, away: Mapping[str, str]) -> str:
+    """What is known of a rank that the others wait for."""
+    how = {"waiting": "has not been started yet", "running": "runs there but has not joined the others"}
+    word = away.get(rank.host) or how.get(rank.state, f"has {rank.state}")
+    return f"rank {rank.rank} on {rank.host}: {word}"
