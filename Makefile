@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 HOST_SIDE := $(addprefix launcher/,hostd.py hoststore.py hostenv.py hostlook.py preflight/probe.py preflight/hostfacts.py preflight/mesh.py)
-SOURCES := launcher trainer tests benchmarks scripts
+SOURCES := launcher trainer tests benchmarks scripts examples
 
 .PHONY: help demo test lint bench cluster cluster-down clean
 
