@@ -236,6 +236,8 @@ class Event(NamedTuple):  # a tuple, because a log has millions: it is made thre
     rank_started    pid
     rank_exited     state, exit_code, signal (a name, or null), reason (why it did not end by itself, or "")
     metric          the record that the rank wrote
+    stack           where a rank is that makes no progress, or was just before it was ended
+    oom             the kernel killed a process of the rank for want of memory
     run_finished    state, exit_code, cause, fix, accuracy, parameters_sha256
     """
 

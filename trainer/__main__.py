@@ -5,7 +5,9 @@ By path it is safe from a `trainer.py` in the user's folder, which `-m` would fi
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -24,6 +26,7 @@ NEEDED = ("torch", "torchvision", "numpy")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the trainer with these options (the command line's if None) and return its exit code."""
+    show_stacks_on_signal()
     try:
         config = parse(sys.argv[1:] if argv is None else argv, os.environ)
         if not config.check:
@@ -42,6 +45,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def show_stacks_on_signal() -> None:
+    """On `kill -USR1` tell where every thread is, even in the middle of an exchange: on stderr, or under
+    ringctl in the file where its supervisor looks."""
+    metrics = os.environ.get("RINGCTL_METRICS")
+    try:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        where = os.open(f"{metrics}.stacks", flags, 0o600) if metrics else sys.stderr.fileno()
+        faulthandler.register(signal.SIGUSR1, file=where, all_threads=True)
+    except (OSError, ValueError, AttributeError):
+        pass  # no disk, or no stderr: nobody could read it
 
 
 if __name__ == "__main__":

@@ -6,15 +6,22 @@ With one rank there is no group, and everything here is a no-op.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from urllib.parse import urlsplit
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import Store
 
 from trainer.config import Config
 from trainer.errors import TrainerError
+
+TELL_S = 5.0  # whoever has not come by then is named
+LATER_S = 3.0  # rank 0 waits so much longer: a rank that cannot reach it knows more than that it is missing
 
 
 def rank() -> int:
@@ -34,9 +41,13 @@ def joined(config: Config) -> Iterator[None]:
     if config.gloo_socket_ifname:
         os.environ["GLOO_SOCKET_IFNAME"] = config.gloo_socket_ifname
     with _explained(f"rank {config.rank} could not meet the other {config.world_size - 1}"):
+        store = _store(config)
+        if store is not None:
+            _wait_until_all_are_here(store, config)
         dist.init_process_group(
             "gloo",
-            init_method=config.init_method,
+            init_method=config.init_method if store is None else None,
+            store=store,
             rank=config.rank,
             world_size=config.world_size,
             timeout=timedelta(seconds=config.timeout),
@@ -45,6 +56,57 @@ def joined(config: Config) -> Iterator[None]:
         yield
         dist.barrier()  # nobody leaves while another still needs it
         dist.destroy_process_group()
+
+
+def _store(config: Config) -> Store | None:
+    """Where the ranks meet, or None where torch has to find it: in a file, or in torchrun's own store."""
+    if config.init_method == "env://":
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            return None
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    else:
+        url = urlsplit(config.init_method)
+        if url.scheme != "tcp" or not url.hostname or not url.port:
+            return None
+        host, port = url.hostname, url.port
+    return dist.TCPStore(  # type: ignore[attr-defined]  # torch does not declare it
+        host,
+        port,
+        config.world_size,
+        is_master=config.rank == 0,
+        timeout=timedelta(seconds=config.timeout),
+        wait_for_workers=False,  # torch would wait without a word, and then not know for whom
+    )
+
+
+def _wait_until_all_are_here(store: Store, config: Config) -> None:
+    """Return when every rank has come; rank 0 says for whom it waits. TrainerError names who did not come."""
+    store.set(_here(config.rank), "")
+    patience = config.timeout + (min(LATER_S, config.timeout / 2) if config.rank == 0 else 0.0)
+    began, tell_at, pause = time.monotonic(), TELL_S, 0.002
+    while not store.check([_here(number) for number in range(config.world_size)]):
+        waited = time.monotonic() - began
+        if waited >= min(patience, tell_at):
+            missing = [n for n in range(config.world_size) if not store.check([_here(n)])]
+            if missing and waited >= patience:
+                raise TrainerError(
+                    f"rank {config.rank} could not meet the other {config.world_size - 1}: "
+                    f"{_not_come(missing)} within {patience:g} s"
+                )
+            if missing and config.rank == 0:
+                print(f"trainer: still waiting: {_not_come(missing)}", file=sys.stderr, flush=True)
+            tell_at *= 2
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+
+
+def _here(number: int) -> str:
+    return f"ringctl/here/{number}"
+
+
+def _not_come(missing: Sequence[int]) -> str:
+    names = ", ".join(map(str, missing))
+    return f"ranks {names} have not come" if len(missing) > 1 else f"rank {names} has not come"
 
 
 def wait_for_all(seconds: float) -> None:

@@ -323,6 +323,7 @@ def test_a_firewall_raised_while_they_train_is_told_from_a_hang(two: Hosts) -> N
 
 def test_a_host_that_is_gone_while_they_train_is_named(two: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launcher.follow.SILENCE_S", 2.0)
+    monkeypatch.setattr("launcher.watch.RETRY_S", 1.0)
     monkeypatch.setattr("launcher.transport.connect.CONNECT_S", 2.0)
     command = together(ON_HOSTS, timeout=3)
     outcome, _ = watched(command, local=False, world=2, during=once_it_trains(lambda: two.cut("server2")))

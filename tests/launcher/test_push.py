@@ -538,8 +538,8 @@ def test_lines_to_paste_work_where_the_code_is_and_ringctl_has_never_been(cluste
     for host in ("server1", "server2"):
         write_home(cluster, host, "python", fake)
         cluster.run(host, "chmod", "+x", "python")
-    env = {"env": {"python": f"{HOME}/python"}}
-    inventory(cluster, only=("server1", "server2"), server1=env, server2={**env, "workdir": "/tmp"})
+    own = {"env": {"python": f"{HOME}/python"}}
+    inventory(cluster, only=("server1", "server2"), defaults=own, server2={"workdir": "/tmp"})
     for command, words in (
         (("--steps", "3"), "-m trainer --steps 3"),
         (("python", "bin/tool.py"), "bin/tool.py"),

@@ -130,7 +130,8 @@ IN_SSH = ("hostname", "user", "port", "hostkeyalias", "userknownhostsfile", "pro
         "Host other\n  Include {0}/bare\n  User x\nHost b*\n  Port 5\n",
         "Host box\n  Include {0}/bare\n  Port 9\n",
         "Match user train\n  Port 99\nMatch !user train\n  Port 98\n",
-        "HostName %h.example.org\nMatch host box.example.org\n  User x\nMatch originalhost b*,!box\n  Port 3\n",
+        "HostName %h.example.org\nMatch host box.example.org\n  User x\n",
+        "Match originalhost b*,!box\n  Port 3\nMatch originalhost b?x\n  Port 4\n",
         'Host !box *\n  Port 3\nHost = "box"\n  Port=4\n',
         'UserKnownHostsFile "/a b/kh" /c\n',
         "HostKeyAlias foo\nProxyJump train@[10.0.0.3]:2222,x\nProxyCommand nc\n",
@@ -271,8 +272,8 @@ def test_a_proxy_command_that_fails_is_quoted_at_once(
 
 
 def test_the_address_behind_a_jump_is_what_the_jump_was_asked_for_if_it_is_numeric(cluster: Cluster) -> None:
-    where = cluster.address("server3")
-    named = f"Host alias\n  HostName {where}\nHost alias server3\n  ProxyJump train@[{cluster.address('server1')}]:22\n"
+    where, jump = cluster.address("server3"), f"train@[{cluster.address('server1')}]:22"
+    named = f"Host alias\n  HostName {where}\nHost alias server3\n  ProxyJump {jump}\n"
     words = cluster.path("server3", "/etc/ssh/ssh_host_ed25519_key.pub").read_text()
     (dot_ssh() / "known_hosts").write_text((dot_ssh() / "known_hosts").read_text() + f"server3 {words}")
     ssh_config(f"{named}Host server3\n  HostName server3\n")

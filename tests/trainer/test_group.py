@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,37 @@ def test_a_rank_that_never_comes_is_told_by_those_that_wait() -> None:
 
     for rank, message in enumerate(each(2, work)):
         assert message.startswith(f"rank {rank} could not meet the other 2: ")
+        assert "rank 2 has not come within 1" in message
+
+
+def test_rank_0_says_for_whom_it_waits(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    monkeypatch.setattr(group, "TELL_S", 0.1)
+
+    def work(rank: int) -> str:
+        return failure(
+            Config(rank=rank, world_size=4, init_method=address, gloo_socket_ifname="lo", timeout=1)
+        )
+
+    each(2, work)
+    assert "trainer: still waiting: ranks 2, 3 have not come\n" in capfd.readouterr().err
+
+
+def test_a_rank_that_comes_late_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    monkeypatch.setattr(group, "TELL_S", 0.05)
+
+    def work(rank: int) -> str:
+        while rank == 1 and not (tmp_path / "begun").exists():
+            time.sleep(0.01)
+        (tmp_path / "begun").touch()
+        return failure(
+            Config(rank=rank, world_size=2, init_method=address, gloo_socket_ifname="lo", timeout=DEADLINE_S)
+        )
+
+    assert each(2, work) == ["no error", "no error"]
 
 
 def test_a_rank_that_dies_is_noticed_long_before_the_timeout(tmp_path: Path) -> None:
