@@ -156,7 +156,7 @@ class LiveScreen:
 
     def finish(self, outcome: Outcome) -> None:
         for line in text.cause_lines(outcome):
-            self.console.print(visible(line), style="bold red", markup=False)
+            self.console.print(visible(line), style="bold red", markup=False, soft_wrap=True)
         self.console.print(table(text.rank_rows(outcome.state)))
         good = outcome.state.state == "succeeded"
         self.console.print(text.verdict(outcome), style="bold green" if good else "bold red", markup=False)
