@@ -19,7 +19,7 @@ demo: $(VENV)/.demo
 	$(BIN)/ringctl launch --local --world 4
 
 test: $(VENV)/.dev $(VENV)/.debian lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(or $(JOBS),3) --dist loadfile
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check $(SOURCES)
