@@ -10,7 +10,8 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from launcher.transport.sshlines import Line, any_fits, parsed
+from launcher.transport.sshlines import Line as Line  # for whoever reads `SshConfig.files`
+from launcher.transport.sshlines import any_fits, parsed
 
 FILES = ("~/.ssh/config", "/etc/ssh/ssh_config")  # what an earlier one says counts
 NOT_OURS = ("localnetwork", "version", "sessiontype", "command")  # criteria of newer ones: taken for false
@@ -100,9 +101,8 @@ class Reading:
     def _compete(self, line: Line) -> None:
         """The first of either is the one, but for a command behind `ProxyJump none`."""
         first = self.options.setdefault("proxy", line)
-        if (first.keyword, line.keyword) == ("proxyjump", "proxycommand") and first.words[
-            0
-        ].lower() == "none":
+        no_jump = first.keyword == "proxyjump" and first.words[0].lower() == "none"
+        if no_jump and line.keyword == "proxycommand":
             self.options["proxy"] = line
 
     def _matches(self, line: Line) -> bool:
