@@ -32,8 +32,8 @@ class Agent:
         self.transport = transport
 
     def converse(self, source: str, calls: str, requests: list[dict[str, Any]]) -> Conversation:
-        """Begin one with our host-side files; `calls` names those that take a request each, the last of
-        which, `source`, goes on listening."""
+        """Begin one with our host-side files; `calls` names those that answer one after the other, in one
+        process; `source` is who answers first, for a complaint."""
         argv = [*self.transport.program(source)[:-1], calls]
         return Conversation(self.transport, source, argv, requests)
 
@@ -100,6 +100,15 @@ class Conversation:
     def say(self, request: dict[str, Any]) -> None:
         self._channel.send(line(request))
 
+    def last(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """Say the last there is to say, and hear the answer."""
+        try:
+            self.say(request)
+            self._channel.end_input()
+            return self.answer(seconds)
+        finally:
+            self.close()
+
     def answer(self, seconds: float) -> dict[str, Any]:
         """The next one; raises HostError if none comes in time, or none that can be read."""
         deadline = time.monotonic() + seconds
@@ -121,6 +130,8 @@ class Conversation:
 
     def _ended_early(self) -> None:
         """Put our files there and begin again if that is why; raise HostError if it is not."""
+        if self._begun:
+            raise HostError(self.host.name, "the connection was lost")
         if kit.MISSING not in self._rest or self._installed:
             errors = self._channel.errors()
             raise not_run(self.host, self.source, Completed(1, self._rest, errors, began=self._channel.began))

@@ -152,8 +152,9 @@ def launch(
         variables=ask.variables(variables),
     )
     if dry_run:
-        plan = run.prepare(asked.inventory, asked.options, pool()).plan
-        show_plan(plan, as_json, commands, verbose)
+        ready = run.prepare(asked.inventory, asked.options, pool())
+        ready.close()
+        show_plan(ready.plan, as_json, commands, verbose)
         return 0
     return launch_and_watch(asked, preflight=not skip_preflight, detach=detach, as_json=as_json)
 

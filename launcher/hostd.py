@@ -1765,8 +1765,11 @@ def main() -> int:
         "stacks": command_stacks,
     }
     signal.alarm(REQUEST_S)
-    request = json.loads(sys.stdin.buffer.read() or b"{}")
+    text = sys.stdin.buffer.read()
     signal.alarm(0)
+    if command == "start" and not text:
+        return 0  # whoever was about to start something has thought better of it
+    request = json.loads(text or b"{}")
     write_all(1, SENTINEL)
     try:
         answer = commands[command](request)

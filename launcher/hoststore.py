@@ -16,14 +16,10 @@ behind it. The answer is on stdout after a line that reads SENTINEL.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import shutil
 import sys
-import tempfile
 import time
-import zlib
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
@@ -118,6 +114,9 @@ class Inflate:
     """Reads a chain of zlib streams as one."""
 
     def __init__(self, source: Any) -> None:
+        import zlib  # what only a push needs is imported there: every launch asks `check`
+
+        self.zlib: Any = zlib
         self.source, self.inflater, self.ready = source, zlib.decompressobj(), b""
 
     def read(self, size: int) -> bytes:
@@ -127,8 +126,11 @@ class Inflate:
             if not data:
                 return b""
             if self.inflater.eof:
-                self.inflater = zlib.decompressobj()
-            self.ready = self.inflater.decompress(data, CHUNK)
+                self.inflater = self.zlib.decompressobj()
+            try:
+                self.ready = self.inflater.decompress(data, CHUNK)
+            except self.zlib.error as error:
+                raise Refused(f"the push was garbled on the way: {error}") from None
         data, self.ready = self.ready[:size], self.ready[size:]
         return data
 
@@ -137,6 +139,9 @@ def take_blob(stream: Inflate, content: str, size: int) -> None:
     """One file's content, checked against its name before it gets it."""
     if not is_hex(content):
         raise Refused("not a hash")
+    import hashlib
+    import tempfile
+
     digest, left = hashlib.sha256(), size
     fd, temporary = tempfile.mkstemp(dir=store("blobs"), prefix="tmp-")
     try:
@@ -161,6 +166,8 @@ def build(digest: str, entries: list[dict[str, Any]]) -> None:
     """Hard links beside the snapshot's place, then one rename."""
     if not is_hex(digest):
         raise Refused("not a digest")
+    import tempfile
+
     beside = tempfile.mkdtemp(dir=store(), prefix="tmp-")
     try:
         for entry in entries:
@@ -193,6 +200,8 @@ def place(folder: str, entry: dict[str, Any]) -> None:
             return
         except OSError:
             pass  # a file system without hard links, or too many of this one
+    import shutil
+
     shutil.copyfile(blob, path)
     settle(path, 0o555 if entry["executable"] else 0o444)
 
@@ -204,6 +213,8 @@ def settle(path: str, mode: int) -> None:
 
 def remove(folder: str) -> None:
     if os.path.isdir(folder):
+        import shutil
+
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -264,8 +275,6 @@ def main() -> int:
         answer = {"kind": "error", "error": str(error)}
     except OSError as error:
         answer = {"kind": "error", "error": f"{error.filename or 'code store'}: {error.strerror}"}
-    except zlib.error as error:
-        answer = {"kind": "error", "error": f"the push was garbled on the way: {error}"}
     sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
     sys.stdout.buffer.flush()
     return 0

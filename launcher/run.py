@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher import history
-from launcher.agent import Agent, agents_for
-from launcher.errors import RingctlError
+from launcher.agent import ANSWER_S, Agent, Conversation, agents_for
+from launcher.errors import HostError, RingctlError
 from launcher.fanout import fan_out, succeeded
 from launcher.model import CheckResult, Inventory, Plan, to_json
 from launcher.plan import LaunchOptions, make_plan, place
@@ -39,6 +39,13 @@ class Prepared:
     agents: dict[str, Agent]
     lacking: dict[str, dict[str, Any]]  # what each host's code store said of the snapshot
     failures: tuple[CheckResult, ...] = ()  # of preflight, that do not block
+    open: Mapping[str, Conversation] = field(default_factory=dict)  # with a hostd that waits to start it
+
+    def close(self, names: Iterable[str] | None = None) -> None:
+        """Start nothing in these conversations, or in any."""
+        for name in self.open if names is None else names:
+            if name in self.open:
+                self.open[name].close()
 
 
 def prepare(
@@ -54,22 +61,35 @@ def prepare(
     placed = place(inventory, options.world)
     agents = agents_for([host for host, _ in placed], pool)
     code = snapshot.about() if snapshot else None
-    if preflight:
-        checked = examine(inventory, options, agents, code)
-        succeeded({**checked.survey.facts, **checked.survey.errors})
-        checked.must_pass()
-        survey, failures = checked.survey, checked.failures
-    else:
-        survey, failures = surveys.for_plan(agents, code), []
+    checked = examine(inventory, options, agents, code, figures=False, stay=True) if preflight else None
+    survey = checked.survey if checked else surveys.for_plan(agents, code)
+    try:
         succeeded({**survey.facts, **survey.errors})
-    plan = make_plan(inventory, survey.facts, options)
-    return Prepared(plan, agents, dict(survey.lacking), tuple(failures))
+        if checked:
+            checked.must_pass()
+        plan = make_plan(inventory, survey.facts, options)
+    except BaseException:
+        for conversation in survey.open.values():
+            conversation.close()
+        raise
+    failures = tuple(checked.failures) if checked else ()
+    return Prepared(plan, agents, dict(survey.lacking), failures, survey.open)
 
 
-def start(plan: Plan, agents: Mapping[str, Agent]) -> None:
-    """Start every host's ranks, or none: if one host cannot, the others are stopped again."""
+def start(plan: Plan, agents: Mapping[str, Agent], open_: Mapping[str, Conversation] | None = None) -> None:
+    """Start every host's ranks, or none: if one host cannot, the others are stopped again. In an open
+    conversation that saves the host another process."""
     requests = {host.host: start_request(plan, host.host) for host in plan.hosts}
-    results = fan_out(requests, lambda name: agents[name].start(requests[name]))
+
+    def start_there(name: str) -> dict[str, Any]:
+        try:
+            if open_ and name in open_:
+                return open_[name].last(requests[name], ANSWER_S)
+        except HostError:
+            pass  # it ended meanwhile; should it have started them after all, the next one says so
+        return agents[name].start(requests[name])
+
+    results = fan_out(requests, start_there)
     errors = [error for error in results.values() if isinstance(error, RingctlError)]
     if errors:
         ended = stop({name: agents[name] for name in requests}, plan.run, grace=0.0)
@@ -116,13 +136,15 @@ def launch(
             screen.plan(plan)
             for failure in ready.failures:
                 screen.note(result_line(failure))
-        if snapshot is not None and ready.lacking:
-            remote = {name: agents[name] for name in ready.lacking}
-            succeeded(push(snapshot, remote, screen.note, ready.lacking))
-        interrupts.hold()
-        history.remember(plan, inventory, options)
         try:
-            start(plan, agents)
+            if snapshot is not None and ready.lacking:
+                remote = {name: agents[name] for name in ready.lacking}
+                # A server may allow one session only, and a push may take long.
+                ready.close(name for name, told in ready.lacking.items() if not told.get("have"))
+                succeeded(push(snapshot, remote, screen.note, ready.lacking))
+            interrupts.hold()
+            history.remember(plan, inventory, options)
+            start(plan, agents, ready.open)
         except PortTaken:
             interrupts.release()
             if fixed or attempt == PORT_TRIES - 1:
@@ -131,6 +153,8 @@ def launch(
             options = replace(options, run=new_run_id())
         else:
             return plan, agents
+        finally:
+            ready.close()
     raise AssertionError("unreachable")
 
 

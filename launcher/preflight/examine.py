@@ -62,8 +62,11 @@ def examine(
     names: Iterable[str] = NAMES,
     *,
     deep: bool = False,
+    figures: bool = True,
+    stay: bool = False,
 ) -> Examined:
-    """Ask all hosts that the run would use, and judge."""
+    """Ask all hosts that the run would use, and judge; with `figures`, also how fast the ways are. With
+    `stay`, the conversations stay open, to start it in."""
     placed = place(inventory, options.world)
     need = Need(
         command=kind_of(options.command),
@@ -71,8 +74,9 @@ def examine(
         port=options.master_port or inventory.master_port or 0,
         data=data_folder(options.command),
         deep=deep,
+        figures=figures,
     )
-    survey = take(agents, inventory, need, code)
+    survey = take(agents, inventory, need, code, stay=stay)
     hosts = tuple(host for host, _ in placed)
     return Examined(hosts, survey, tuple(judge(hosts, need, survey, names)))
 

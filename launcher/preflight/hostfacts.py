@@ -176,10 +176,15 @@ def is_free(port: int) -> bool:
 def free_port() -> int:
     """A port that nobody listens on and that no outgoing connection will be given; 0 if there is none."""
     low, high = ephemeral_range()
-    span = 65536 - PORTS_FROM
+    below, above = range(PORTS_FROM, max(PORTS_FROM, low)), range(max(PORTS_FROM, high + 1), 65536)
+    count = len(below) + len(above)
     start = int.from_bytes(os.urandom(4), "big")
-    ports = (PORTS_FROM + (start + step) % span for step in range(span))
-    return next((port for port in ports if not low <= port <= high and is_free(port)), 0)
+    for step in range(count):
+        place = (start + step) % count
+        port = below[place] if place < len(below) else above[place - len(below)]
+        if is_free(port):
+            return port
+    return 0
 
 
 def port_use(port: int) -> dict[str, Any] | None:

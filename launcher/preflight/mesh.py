@@ -59,6 +59,11 @@ class Loop:
     def unwatch(self, fd: int) -> None:
         self.poll.unregister(fd)
 
+    def close(self) -> None:
+        for task, _ in self.waiting.values():
+            task.close()  # and with it its socket
+        self.poll.close()
+
     def turn(self, until: float) -> list[int]:
         """Wait for the next thing to happen, and let its task go on; which watched descriptors are ready."""
         soonest = min([deadline for _, deadline in self.waiting.values()] + [until])

@@ -7,6 +7,7 @@ A conversation of JSON lines over stdin and stdout; each answer comes after a li
     request 2   where the peers listen
     answer 2    {"time"}, at once, to compare clocks
     answer 3    {"pairs"}: what came of dialling each of them
+    leave       closes what it listened on, and returns: what the controller starts next is in this process
     end         stdin is closed, by a controller that has heard enough or is gone
 
 With `"only": "plan"` the first answer is the last, and only has what planning needs.
@@ -37,6 +38,17 @@ def say(answer: dict[str, Any]) -> None:
     sys.stdout.buffer.flush()
 
 
+def read_line(fd: int) -> bytes:
+    """One line and not a byte more: what follows is for whoever comes after us."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(fd, 1)
+        if not byte:
+            return b""
+        line += byte
+    return line
+
+
 class Listening:
     """The sockets that peers dial: one as gloo's are, and on the master also where ranks will meet."""
 
@@ -62,19 +74,22 @@ class Listening:
         stdin = sys.stdin.fileno()
         self.loop.watch(stdin)
         by_fd = {server.fileno(): server for server in self.servers}
-        deadline, line = time.monotonic() + PATIENCE_S, b""
+        deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             for fd in self.loop.turn(deadline):
                 if fd in by_fd:
                     mesh.welcome(by_fd[fd], self.loop, self.name, self.token)
                 elif fd == stdin:
-                    data = os.read(stdin, 1 << 16)
-                    if not data:
+                    request = json.loads(read_line(stdin) or b'{"leave": true}')
+                    if request.get("leave"):
                         return
-                    line += data
-            if line.endswith(b"\n"):
-                self.dial(json.loads(line))
-                deadline, line = time.monotonic() + PATIENCE_S, b""
+                    self.dial(request)
+                    deadline = time.monotonic() + PATIENCE_S
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.close()
+        self.loop.close()
 
     def dial(self, request: dict[str, Any]) -> None:
         say({"time": hostfacts.now()})
@@ -93,6 +108,7 @@ def main() -> int:
     listening = Listening(request, about)
     say(about)
     listening.serve()
+    listening.close()
     return 0
 
 

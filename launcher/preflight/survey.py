@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping
@@ -31,6 +32,7 @@ class Need:
     port: int = 0  # the master port, where the user has fixed it
     data: str = ""  # the folder with the dataset, as ranks will be told
     deep: bool = False  # really import torch, which takes seconds
+    figures: bool = True  # measure latency and bandwidth of every pair, not only whether it works
 
 
 @dataclass(frozen=True)
@@ -41,36 +43,42 @@ class Survey:
     errors: Mapping[str, RingctlError]
     pairs: tuple[Pair, ...] = ()
     lacking: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # of the code, by the hosts' stores
+    open: Mapping[str, Conversation] = field(default_factory=dict)  # where hostd now waits to start something
 
 
 def take(
-    agents: Mapping[str, Agent], inventory: Inventory, need: Need, code: dict[str, Any] | None = None
+    agents: Mapping[str, Agent],
+    inventory: Inventory,
+    need: Need,
+    code: dict[str, Any] | None = None,
+    *,
+    stay: bool = False,
 ) -> Survey:
-    """All facts, and all pairs of hosts dialled. A host that fails holds up nobody but by its timeout."""
+    """All facts, and all pairs of hosts dialled. A host that fails holds up nobody but by its timeout. With
+    `stay`, the conversations stay open, to start a run in."""
     asking = Asking(agents, inventory, need, code)
     try:
         asking.ask_facts()
         asking.dial()
-        return asking.survey()
+        return asking.survey(asking.leave() if stay else {})
     finally:
         asking.close()
 
 
 def for_plan(agents: Mapping[str, Agent], code: dict[str, Any] | None = None) -> Survey:
-    """Only what planning needs."""
+    """Only what planning needs. The conversations stay open, to start a run in."""
     addresses, errors = apart(fan_out(agents, lambda name: address_of(agents[name])))
+    conversations: dict[str, Conversation] = {}
 
     def ask(name: str) -> tuple[Facts, dict[str, Any] | None]:
         request = {"only": "plan", "peers": peers_of(name, addresses), "ifname": agents[name].host.ifname}
-        conversation, lacking = begin(agents[name], request, code)
-        try:
-            return facts_from(agents[name].host, conversation, FACTS_S), lacking
-        finally:
-            conversation.close()
+        conversations[name], lacking = begin(agents[name], request, code)
+        return facts_from(agents[name].host, conversations[name], FACTS_S), lacking
 
     answers, more = apart(fan_out(addresses, ask))
     lacking = {name: lacks for name, (_, lacks) in answers.items() if lacks}
-    return Survey({name: facts for name, (facts, _) in answers.items()}, {**errors, **more}, (), lacking)
+    facts = {name: facts for name, (facts, _) in answers.items()}
+    return Survey(facts, {**errors, **more}, (), lacking, conversations)
 
 
 class Asking:
@@ -91,10 +99,18 @@ class Asking:
         for conversation in self.conversations.values():
             conversation.close()
 
-    def survey(self) -> Survey:
+    def leave(self) -> dict[str, Conversation]:
+        """Let the probes go; what stays of each conversation is a hostd that waits for what to start."""
+        stay = {name: self.conversations.pop(name) for name in list(self.conversations) if name in self.facts}
+        for conversation in stay.values():
+            with contextlib.suppress(HostError):  # the start will find out, and do without it
+                conversation.say({"leave": True})
+        return stay
+
+    def survey(self, stay: Mapping[str, Conversation]) -> Survey:
         order = [name for name in self.agents if name in self.facts]
         facts = {name: self.facts[name] for name in order}
-        return Survey(facts, self.errors, tuple(self.pairs), self.lacking)
+        return Survey(facts, self.errors, tuple(self.pairs), self.lacking, stay)
 
     # Round one
 
@@ -150,14 +166,15 @@ class Asking:
 
     def _peers(self, name: str) -> list[dict[str, Any]]:
         """Whom a host dials, beginning with the one after it: so not all measure the same one at once."""
-        names = list(self.facts)
+        names, measured = list(self.facts), self.need.figures
         place = names.index(name)
         peers = []
         for peer in names[place + 1 :] + names[:place]:
             about = self.facts[peer]
             address = self.agents[peer].host.data_address or about.data_address
             for number, port in enumerate(about.listening):
-                peers.append({"name": peer, "address": address, "port": port, "measure": number == 0})
+                figures = measured and number == 0
+                peers.append({"name": peer, "address": address, "port": port, "measure": figures})
         return peers
 
     def _note(self, results: dict[str, T | RingctlError]) -> dict[str, T]:
@@ -189,8 +206,8 @@ def begin(
     """Start the probe; in the same process, ask what the code store lacks of the snapshot `code`: a host's
     Python takes longer to start than to answer."""
     if code is None or agent.host.local:
-        return agent.converse(PROBE, "probe", [request]), None
-    conversation = agent.converse(PROBE, "hoststore:check,probe", [code, request])
+        return agent.converse(PROBE, "probe,hostd:start", [request]), None
+    conversation = agent.converse(PROBE, "hoststore:check,probe,hostd:start", [code, request])
     try:
         return conversation, conversation.answer(FACTS_S)
     except BaseException:

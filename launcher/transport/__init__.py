@@ -61,6 +61,9 @@ class Channel(Protocol):
     def send(self, data: bytes) -> None:
         """More for its stdin, where that was kept open."""
 
+    def end_input(self) -> None:
+        """Nothing more will be sent."""
+
     def errors(self) -> bytes:
         """What has come on its stderr since the last call."""
 

@@ -192,6 +192,9 @@ class SshChannel:
             self._channel.settimeout(CONNECT_S)
             send_all(self._channel, data)
 
+    def end_input(self) -> None:
+        self._channel.shutdown_write()
+
     def errors(self) -> bytes:
         while self._channel.recv_stderr_ready():
             self._errors += self._channel.recv_stderr(1 << 18)

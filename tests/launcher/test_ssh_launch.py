@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from launcher import render, run, runs
-from launcher.agent import Agent
+from launcher.agent import Conversation
 from launcher.errors import HostError, RingctlError
 from launcher.inventory import load
 from launcher.model import Facts, Host
@@ -205,14 +205,14 @@ def test_a_host_that_is_away_keeps_all_others_from_starting(cluster: Cluster) ->
 def test_a_host_that_is_lost_while_it_starts_is_not_said_to_be_clean(
     cluster: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = Agent.start
+    before = Conversation.last
 
-    def lose(agent: Agent, request: dict[str, Any]) -> dict[str, Any]:
-        if agent.host.name == "server3":
+    def lose(conversation: Conversation, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+        if conversation.host.name == "server3":
             cluster.reset_port("server3", 22)
-        return before(agent, request)
+        return before(conversation, request, seconds)
 
-    monkeypatch.setattr(Agent, "start", lose)
+    monkeypatch.setattr(Conversation, "last", lose)
     pool = Pool(no_input=True)
     inventory(cluster, only=("server2", "server3"))
     options = LaunchOptions(run=run.new_run_id(), name="", command=("sleep", "1000"), trainer="")
