@@ -91,7 +91,7 @@ THEMES: tuple[tuple[str, tuple[Row, ...]], ...] = (
                     r"gai error",
                     r"Name or service not known",
                     r"Temporary failure in name resolution",
-                    r"host not found",
+                    r"^\S*Error.*\bhost not found\b",
                 ),
                 "a name of another host is not in this host's /etc/hosts or DNS",
                 "write the numeric address in the inventory, or add the line that `ringctl preflight` prints "
@@ -174,7 +174,7 @@ THEMES: tuple[tuple[str, tuple[Row, ...]], ...] = (
             Row(
                 "stale_env",
                 "a variable is left from torchrun",
-                (r"TORCHELASTIC_USE_AGENT_STORE",),
+                (r"(Error|Exception|Traceback).*TORCHELASTIC_USE_AGENT_STORE",),
                 "a variable of an earlier torchrun makes the ranks look for a store that is not there",
                 "`unset TORCHELASTIC_USE_AGENT_STORE` before starting by hand",
                 auto="removes TORCHELASTIC_*, GROUP_*, ROLE_* and PET_* from the ranks' environment",
@@ -249,7 +249,11 @@ THEMES: tuple[tuple[str, tuple[Row, ...]], ...] = (
             Row(
                 "versions",
                 "hosts have different versions",
-                (r"use_libuv was requested", r"failed to validate", r"unsupported pickle protocol"),
+                (
+                    r"use_libuv was requested",
+                    r"Error.*failed to validate (hello|the) (message|connection)",
+                    r"unsupported pickle protocol",
+                ),
                 "torch or Python differ between the hosts",
                 "`ringctl env create` makes the same environment everywhere",
                 seen_by="compares torch, torchvision, Python and CPU architecture of all hosts",
@@ -257,7 +261,11 @@ THEMES: tuple[tuple[str, tuple[Row, ...]], ...] = (
             Row(
                 "python_old",
                 "the host's Python is too old",
-                (r"requires Python", r"hostd\.py.*SyntaxError", r"SyntaxError: future feature annotations"),
+                (
+                    r"^\S*(Error|ERROR)\S*:? .*requires (a different )?Python",
+                    r"hostd\.py.*SyntaxError",
+                    r"SyntaxError: future feature annotations",
+                ),
                 "a Python older than 3.8 was to run ringctl's supervisor, or one too old for a package",
                 "name a newer one as `python` of {host} in the inventory",
                 seen_by="asks for the version",
@@ -494,7 +502,12 @@ THEMES: tuple[tuple[str, tuple[Row, ...]], ...] = (
             Row(
                 "sighup",
                 "the SSH session ended and took the run along",
-                (r"Received 1 death signal", r"got signal: 1\b", r"\bSIGHUP\b", r"^Hangup\b"),
+                (
+                    r"Received 1 death signal",
+                    r"got signal: 1\b",
+                    r"(got|received|caught|by) (signal )?SIGHUP\b",
+                    r"^Hangup\b",
+                ),
                 "the terminal or SSH session that it was started from went away",
                 "start it with `ringctl launch --detach`, or by hand with `setsid nohup ... </dev/null &`",
                 auto="starts ranks in sessions of their own, with stdin closed",
@@ -539,7 +552,7 @@ THEMES: tuple[tuple[str, tuple[Row, ...]], ...] = (
                 "ssh_auth",
                 "SSH refuses the key",
                 (
-                    r"Authentication failed",
+                    r"(paramiko|ssh|SSH).*Authentication failed",
                     r"Permission denied \(publickey",
                     r"Too many authentication failures",
                 ),

@@ -94,6 +94,8 @@ def chosen_checks(only: str | None, skip: str | None) -> list[str]:
 
 
 def show(examined: Examined, as_json: bool, verbose: bool) -> None:
+    import shutil
+
     from launcher import render, text
     from launcher.logs import visible
     from launcher.preflight import report
@@ -102,11 +104,12 @@ def show(examined: Examined, as_json: bool, verbose: bool) -> None:
         click.echo(text.json_line(report.as_json(examined, facts=verbose)))
         return
     render.show_table(report.table_rows(examined, every_check=verbose))
-    pairs = report.pair_rows(examined)
+    width = shutil.get_terminal_size().columns if render.is_terminal() else 200
+    pairs = report.pair_rows(examined, width)
     if pairs:
         render.say([""])
         render.show_table(pairs)
     if verbose:
-        render.say(["", *report.fact_lines(examined)])
-    attention = [visible(line) for line in report.attention_lines(examined)]
+        render.say(["", *map(visible, report.fact_lines(examined))])
+    attention = [visible(line) for line in report.attention_lines(examined, everything=verbose)]
     render.show_findings(["", *attention, *([""] if attention else []), report.verdict(examined)])

@@ -154,9 +154,11 @@ class Reader:
         try:
             data = json.loads(text)
             head = {key: data.pop(key) for key in ("kind", "time", "run", "attempt", "host", "rank")}
-        except (ValueError, KeyError):
+            event = Event(**head, data=data)
+            if not is_ours(event):
+                return False
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return False
-        event = Event(**head, data=data)
         if self.state is None:
             self.state = RunState(event.run, "", event.attempt, 0, "starting", {})
         if event.rank is not None and event.rank not in self.state.ranks:
@@ -193,6 +195,17 @@ class Reader:
         if first.row is None or not first.row.consequence:
             return first.cause
         return out_of_step([finding.verdict for finding in found], Tails()) or elsewhere(first.cause)
+
+
+def is_ours(event: Event) -> bool:
+    """Whether what claims to be an event has what one of its kind must have."""
+    known = isinstance(event.kind, str) and isinstance(event.run, str) and isinstance(event.host, str)
+    number = isinstance(event.time, (int, float)) and isinstance(event.rank, (int, type(None)))
+    if event.kind == "line":
+        return known and number and all(isinstance(event.data.get(key), str) for key in ("stream", "text"))
+    if event.kind == "rank_exited":
+        return known and number and {"state", "exit_code", "signal", "reason"} <= event.data.keys()
+    return known and number
 
 
 def labelled(text: str) -> tuple[int | None, str, str]:

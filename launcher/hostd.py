@@ -624,17 +624,18 @@ def shell_environ(
 
 # --- Where a rank is -----------------------------------------------------------------------------
 
+STACK_SIGNAL = signal.SIGRTMIN + 9  # programs have their own uses for SIGUSR1; the trainer knows this one
 THREAD = re.compile(r"^(Current thread|Thread|Stack) ?\S* ?.*\(most recent call first\):$")
 STACK_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 
 def stack_file(metrics: str) -> str:
-    """Where a rank writes its stack on SIGUSR1; that it is there says that the rank knows how to."""
+    """Where a rank writes its stack when asked; that it is there says that the rank knows how to."""
     return metrics + ".stacks"
 
 
 def register_stacks(metrics: str) -> None:
-    """In the rank: write all threads' stacks to its file on SIGUSR1, even in the middle of a C function."""
+    """In the rank: write all threads' stacks to its file when asked, even in the middle of a C function."""
     import faulthandler
 
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
@@ -642,7 +643,7 @@ def register_stacks(metrics: str) -> None:
         fd = os.open(stack_file(metrics), flags, 0o600)
     except OSError:
         return  # a full disk: the rank runs all the same
-    faulthandler.register(signal.SIGUSR1, file=fd, all_threads=True, chain=False)
+    faulthandler.register(STACK_SIGNAL, file=fd, all_threads=True, chain=False)
 
 
 def catches(pid: int, number: int) -> bool:
@@ -1129,14 +1130,14 @@ class Supervisor:
             self.ask_for_stacks(running, clock)
 
     def ask_for_stacks(self, ranks: list[Rank], clock: float) -> None:
-        """SIGUSR1 to those that write their stack then, and to nobody whom it would kill."""
+        """The signal to those that write their stack then, and to nobody whom it would kill."""
         self.stacks_at = clock + STACK_S
         for rank in ranks:
             rank.ticks = cpu_and_state(rank.pid)[0]
             path = stack_file(rank.metrics.path)
-            if os.path.exists(path) and catches(rank.pid, signal.SIGUSR1):
+            if os.path.exists(path) and catches(rank.pid, STACK_SIGNAL):
                 os.truncate(path, 0)
-                send(rank.pid, signal.SIGUSR1)
+                send(rank.pid, STACK_SIGNAL)
 
     def note_stacks(self, ranks: list[Rank]) -> None:
         """Write down what they wrote, and whether they were using the processor."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 hostd: Any = importlib.import_module("hostd")  # beside this file on a host; there is no package there
 
-LOOK_S, DEEP_S = 30.0, 120.0
+LOOK_S, DEEP_S = 20.0, 120.0
 VENVS = (("~/venvs", "venv"), ("~/.virtualenvs", "venv"))
 MOST_FOUND = 16  # environments that a search looks into, side by side
 

@@ -86,6 +86,7 @@ class PortUse:
     free: bool
     owner: str = ""  # who listens there, as far as that can be seen
     run: str = ""  # the run of ours that it belongs to
+    reserved: bool = False  # the kernel gives it to nobody who does not ask for it
 
 
 @dataclass(frozen=True)
@@ -298,6 +299,7 @@ class RunState:
 # --- JSON ----------------------------------------------------------------------------------------
 
 T = TypeVar("T")
+SCALARS: dict[Any, tuple[type, ...]] = {str: (str,), int: (int,), float: (float, int), bool: (bool,)}
 
 
 def to_json(record: Any) -> Any:
@@ -341,4 +343,12 @@ def _build(kind: Any, data: Any) -> Any:
             raise TypeError(f"expected an object, not {type(data).__name__}")
         key = int if args[0] is int else str
         return {key(k): _build(args[1], v) for k, v in data.items()}
+    if origin is Literal:
+        if data not in args:
+            raise TypeError(f"expected one of {args}, not {data!r}")
+        return data
+    if kind in SCALARS and (
+        not isinstance(data, SCALARS[kind]) or (isinstance(data, bool) and kind is not bool)
+    ):
+        raise TypeError(f"expected {kind.__name__}, not {type(data).__name__}")
     return data

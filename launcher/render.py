@@ -246,6 +246,6 @@ def show_findings(lines: list[str]) -> None:
 def show_table(rows: list[text.Row]) -> None:
     """A table on a terminal, aligned columns elsewhere."""
     if is_terminal():
-        console().print(table(rows))
+        console().print(table([[visible(cell) for cell in row] for row in rows]))
     else:
         say(text.columns(rows))

@@ -48,13 +48,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def show_stacks_on_signal() -> None:
-    """On `kill -USR1` tell where every thread is, even in the middle of an exchange: on stderr, or under
-    ringctl in the file where its supervisor looks."""
+    """Tell where every thread is, even in the middle of an exchange: on stderr on `kill -USR1`, or under
+    ringctl in the file where its supervisor looks, on the signal that it sends."""
     metrics = os.environ.get("RINGCTL_METRICS")
     try:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         where = os.open(f"{metrics}.stacks", flags, 0o600) if metrics else sys.stderr.fileno()
-        faulthandler.register(signal.SIGUSR1, file=where, all_threads=True)
+        for number in (signal.SIGUSR1, signal.SIGRTMIN + 9):
+            faulthandler.register(number, file=where, all_threads=True)
     except (OSError, ValueError, AttributeError):
         pass  # no disk, or no stderr: nobody could read it
 

@@ -153,11 +153,10 @@ def of_error(host: Host, error: Exception, chosen: Sequence[Check]) -> list[Chec
     fix = str(getattr(error, "fix", ""))
     order = ["ssh_connect", "ssh_hostkey", "ssh_auth", "python_old"]
     passed = order[: order.index(kind)] if kind in order else order
-    results = []
+    about = next((check.about for check in CHECKS if check.name == kind), "")
+    results = [CheckResult(kind, host.name, "fail", words, about, fix, blocking=True)]
     for check in chosen:
-        if check.name == kind:
-            results.append(CheckResult(kind, host.name, "fail", words, check.about, fix, blocking=True))
-        else:
+        if check.name != kind:
             status: Status = "ok" if check.name in passed else "skip"
             results.append(CheckResult(check.name, host.name, status))
     return results

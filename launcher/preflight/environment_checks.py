@@ -48,7 +48,8 @@ def torchvision(view: View) -> Iterator[Finding]:
     env, built_in = view.facts.env, view.need.command == "trainer"
     if env is None or env.problem or env.packages.get("torch") is None:
         return
-    own, made_for, there = version(env.packages["torch"]), env.torchvision_for, env.packages["torchvision"]
+    own, made_for = version(env.packages["torch"]), version(env.torchvision_for)
+    there = env.packages.get("torchvision")
     fix = f"{env.executable} -m pip install torchvision  # the release that belongs to torch {own}"
     if there is None and built_in:
         yield blocker(f"{env.executable} has no torchvision", "torchvision", fixes.environment(view.host))

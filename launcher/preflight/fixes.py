@@ -46,7 +46,8 @@ def firewall(target: Facts, source: str) -> str:
         "ufw": f"sudo ufw allow proto tcp from {source}",
         "firewall-cmd": "sudo firewall-cmd --permanent --zone=trusted "
         f"--add-source={source} && sudo firewall-cmd --reload",
-        "nft": f"sudo nft insert rule inet filter input ip saddr {source} tcp dport 1-65535 accept",
+        "nft": f"sudo nft insert rule inet filter input ip saddr {source} tcp dport 1-65535 accept"
+        "  # in the table and chain that drops it: sudo nft list ruleset",
         "iptables": f"sudo iptables -I INPUT -p tcp -s {source} -j ACCEPT",
     }
     tool = next((name for name in lines if name in target.firewalls), "iptables")

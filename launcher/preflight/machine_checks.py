@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator
 
@@ -117,15 +118,19 @@ def busy(view: View) -> Iterator[Finding]:
 def folders(view: View) -> Iterator[Finding]:
     for place in view.facts.folders:
         if place.problem.startswith("there is no folder"):
-            yield blocker(place.problem, "the folder that the inventory names", f"mkdir -p {place.path}")
+            yield blocker(
+                place.problem, "the folder that the inventory names", f"mkdir -p {shlex.quote(place.path)}"
+            )
         elif place.problem and not is_full(place.problem):
-            fix = f"sudo chown -R {view.facts.user} {place.path}"
+            fix = f"sudo chown -R {view.facts.user} {shlex.quote(place.path)}"
+            if "Read-only" in place.problem:
+                fix = f"sudo mount -o remount,rw {shlex.quote(place.path)}"
             yield blocker(f"cannot write: {place.problem}", "a folder that can be written to", fix)
 
 
 def disk(view: View) -> Iterator[Finding]:
     for place in view.facts.folders:
-        where = f"df -h {place.path}  # then remove what is not needed"
+        where = f"df -h {shlex.quote(place.path)}  # then remove what is not needed"
         full = is_full(place.problem) and place.free_inodes != 0
         if full or (place.free_bytes < DISK_FULL and not place.problem):
             found = f"{place.path} has {fixes.size(place.free_bytes)} left"
@@ -137,7 +142,7 @@ def disk(view: View) -> Iterator[Finding]:
 
 def inodes(view: View) -> Iterator[Finding]:
     for place in view.facts.folders:
-        where = f"df -i {place.path}  # then remove small files that are not needed"
+        where = f"df -i {shlex.quote(place.path)}  # then remove small files that are not needed"
         found = f"{place.path} has room for {place.free_inodes} more files"
         if 0 <= place.free_inodes < INODES_GONE:
             yield blocker(found, f"at least {INODES_LOW}", where)

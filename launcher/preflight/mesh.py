@@ -1,8 +1,8 @@
 """Every host dials every other: one file, standard library only, Python 3.8 and up, beside probe.py.
 
-A connection says who it is (`{"token", "from"}`), and is told where it was seen to come from. Then come
-messages: `P` is sent back at once, and `D`, a length and as many bytes are answered with how many are still
-to come. Nothing else is accepted, and nobody without the token gets a word.
+A connection says the token that all hosts of this preflight were given, and is told where it was seen to come
+from. Then come messages: `P` is sent back at once, and `D`, a length and as many bytes are answered with how
+many are still to come. Nothing else is accepted, and nobody without the token gets a word.
 
 All connections of a host are small generators in one loop, so that sixty peers need no threads.
 """
@@ -145,8 +145,8 @@ def serve(sock: socket.socket, address: str, name: str, token: str) -> Task:
     """One peer, until it hangs up or is silent for long."""
     with sock:
         try:
-            hello = json.loads((yield from read_line(sock, time.monotonic() + STEP_S)))
-            if not isinstance(hello, dict) or hello.get("token") != token:
+            hello = yield from read_line(sock, time.monotonic() + STEP_S)
+            if hello.strip() != token.encode():
                 return
             answer = json.dumps({"name": name, "seen": address}).encode() + b"\n"
             yield from send(sock, answer, time.monotonic() + STEP_S)
@@ -159,7 +159,7 @@ def serve(sock: socket.socket, address: str, name: str, token: str) -> Task:
                     yield from swallow(sock)
                 else:
                     return
-        except (OSError, ValueError, Lost):
+        except (OSError, ValueError, RecursionError, Lost):
             return
 
 
@@ -194,7 +194,7 @@ def dial_all(
     results = [{"target": peer["name"], "port": peer["port"], "problem": "not tried"} for peer in peers]
     open_ones: list[tuple[socket.socket, dict[str, Any]]] = []
     for peer, result in zip(peers, results):
-        loop.start(dial(peer, result, name, token, open_ones if peer.get("measure") else None))
+        loop.start(dial(peer, result, token, open_ones if peer.get("measure") else None))
     serve_until(lambda: all(r["problem"] != "not tried" for r in results), loop, servers, name, token, 15.0)
     order = {peer["name"]: place for place, peer in enumerate(peers)}
     open_ones.sort(key=lambda pair: order[pair[1]["target"]])
@@ -218,7 +218,6 @@ def serve_until(
 def dial(
     peer: dict[str, Any],
     result: dict[str, Any],
-    name: str,
     token: str,
     open_ones: list[tuple[socket.socket, dict[str, Any]]] | None,
 ) -> Task:
@@ -229,8 +228,7 @@ def dial(
     kept = False
     try:
         yield from connect(sock, peer["address"], int(peer["port"]))
-        hello = json.dumps({"token": token, "from": name}).encode() + b"\n"
-        yield from send(sock, hello, time.monotonic() + STEP_S)
+        yield from send(sock, token.encode() + b"\n", time.monotonic() + STEP_S)
         answer = json.loads((yield from read_line(sock, time.monotonic() + STEP_S)))
         if answer["name"] != peer["name"]:
             raise Lost(f"{peer['address']} leads to {answer['name']} from there")
@@ -246,7 +244,7 @@ def dial(
         result["problem"] = f"{what} (timed out)"
     except OSError as error:
         result["problem"] = os.strerror(error.errno).lower() if error.errno else str(error)
-    except (Lost, ValueError, KeyError, TypeError) as error:
+    except (Lost, ValueError, KeyError, TypeError, RecursionError) as error:
         result["problem"] = str(error) or "it said something else"
     finally:
         if not kept:
@@ -291,7 +289,7 @@ def measure_all(open_ones: list[tuple[socket.socket, dict[str, Any]]], sample: i
             try:
                 if time.monotonic() < over:
                     yield from measure(sock, result, sample, pings)
-            except (OSError, Lost, ValueError, KeyError, TypeError):
+            except (OSError, Lost, ValueError, KeyError, TypeError, RecursionError):
                 pass  # it could be reached; how fast is not known
         open_ones.pop(0)
 

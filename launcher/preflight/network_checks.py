@@ -9,6 +9,13 @@ from launcher.model import Facts
 from launcher.preflight import fixes
 from launcher.preflight.view import Finding, View, blocker, is_loopback
 
+SYSTEM_NAMES = ("localhost", "ip6-")  # mean what the system says, on every host
+
+
+def no_way(view: View) -> bool:
+    """Whether it knows no way to any other host; its address is then its own loopback."""
+    return bool(view.facts.routes) and not any(view.facts.routes.values()) and not view.host.data_address
+
 
 def twice(view: View) -> Iterator[Finding]:
     for peer in view.peers:
@@ -28,6 +35,8 @@ def loopback_name(view: View) -> Iterator[Finding]:
         yield Finding(
             "warn", f"it is called {own}", "a name of its own", "sudo hostnamectl set-hostname NAME"
         )
+    elif no_way(view):
+        return  # there is no address to propose; `route` says so
     elif not means or all(is_loopback(address) for address in means):
         what = f"means {', '.join(means)}" if means else "means nothing"
         yield Finding(
@@ -42,7 +51,8 @@ def multihomed(view: View) -> Iterator[Finding]:
     own = view.facts.hostname
     means = [a for a in view.facts.names.get(own, ()) if not is_loopback(a) and ":" not in a]
     others = {i.address: i.name for i in view.facts.interfaces if i.address and i.name != view.facts.ifname}
-    if means and view.address not in means and any(address in others for address in means):
+    expected = view.address in means or view.host.address in means or no_way(view)
+    if means and not expected and any(address in others for address in means):
         wrong = next(address for address in means if address in others)
         yield Finding(
             "warn",
@@ -54,9 +64,10 @@ def multihomed(view: View) -> Iterator[Finding]:
 
 
 def aliases(view: View) -> list[tuple[View, tuple[str, ...]]]:
-    """The other hosts that have a name rather than a number, and what each means here."""
+    """The other hosts that have a name of their own rather than a number, and what each means here."""
     known = view.facts.names
-    return [(peer, known[peer.host.name]) for peer in view.peers if peer.host.name in known]
+    named = [peer for peer in view.peers if peer.host.name in known and not no_way(peer)]
+    return [(peer, known[peer.host.name]) for peer in named if not peer.host.name.startswith(SYSTEM_NAMES)]
 
 
 def alias_missing(view: View) -> Iterator[Finding]:
@@ -90,21 +101,27 @@ def addresses_of(peer: View) -> set[str]:
 
 
 def ifname(view: View) -> Iterator[Finding]:
-    wanted = view.host.ifname
-    has = {interface.name: interface for interface in view.facts.interfaces}
-    usable = ", ".join(f"{i.name} ({i.address})" for i in has.values() if i.address)
+    wanted, own = view.host.ifname, view.host.data_address
+    usable = ", ".join(f"{i.name} ({i.address})" for i in view.facts.interfaces if i.address)
+    addresses = [i.address for i in view.facts.interfaces if i.name == wanted]
     right = next((name for name in view.facts.routes.values() if name), "")
     fix = fixes.interface(view.host.name, right)
-    if wanted not in has:
+    lonely = right not in ("", wanted) and not any(peer.host.ifname for peer in view.peers)
+    if not addresses:
         yield blocker(f"there is no interface {wanted}; it has {usable}", f"an interface {wanted}", fix)
-    elif not has[wanted].address:
+    elif not any(addresses):
         yield blocker(f"{wanted} has no IPv4 address; it has {usable}", f"an address on {wanted}", fix)
-    elif right and right != wanted and has[wanted].address in twins(view):
-        twin = twins(view)[has[wanted].address]
-        found = f"{wanted} has {has[wanted].address} there, and so has {twin}: it does not lead to the others"
+    elif own and own not in addresses:
+        found = f"{wanted} has {', '.join(addresses)}, and not the data address {own}"
+        yield blocker(
+            found, "the interface that has the data address", f"leave out ifname of {view.host.name}"
+        )
+    elif right not in ("", wanted) and addresses[0] in twins(view):
+        twin = twins(view)[addresses[0]]
+        found = f"{wanted} has {addresses[0]} there, and so has {twin}: it does not lead to the others"
         yield blocker(found, "an interface that leads to the other hosts", fix)
-    elif right and right != wanted and any(pair.problem for pair in view.incoming):
-        found = f"{wanted} ({has[wanted].address}) is not reached from the others; the way to them is {right}"
+    elif lonely and any(pair.problem for pair in view.incoming):
+        found = f"{wanted} ({addresses[0]}) is not reached from the others; the way to them is {right}"
         yield blocker(found, "an interface that leads to the other hosts", fix)
 
 
@@ -124,7 +141,10 @@ def route(view: View) -> Iterator[Finding]:
 
 def data_address(view: View) -> Iterator[Finding]:
     has = {interface.address for interface in view.facts.interfaces}
-    if view.host.data_address not in has:
+    if ":" in view.host.data_address:
+        found = f"{view.host.data_address} is an IPv6 address"
+        yield blocker(found, "an IPv4 address", f"write the IPv4 address of {view.host.name}")
+    elif view.host.data_address not in has:
         usable = ", ".join(sorted(address for address in has if address and not is_loopback(address)))
         found = f"{view.host.data_address} is not an address of it; it has {usable}"
         yield blocker(found, "an address of the host", f"correct data_address of {view.host.name}")
@@ -132,10 +152,10 @@ def data_address(view: View) -> Iterator[Finding]:
 
 def firewall(view: View) -> Iterator[Finding]:
     """Said of the host that others do not get through to: there something can be done about it."""
-    if explained_by_interface(view) or not view.facts.listening:
+    if explained_by_interface(view) or no_way(view) or not view.facts.listening:
         return
     for pair in view.incoming:
-        if not pair.problem or not pair.large or explained_by_interface(view.views[pair.source]):
+        if not pair.problem or not pair.large or no_way(view.views[pair.source]):
             continue
         if pair.port != view.facts.listening[0] and not reached_from(view, pair.source):
             continue  # said already for the port before it
@@ -163,6 +183,8 @@ def mtu(view: View) -> Iterator[Finding]:
                 fixes.mtu(view.facts.ifname, 1400),
                 peer=pair.source,
             )
+    if no_way(view) or explained_by_interface(view):
+        return
     own = mtu_of(view.facts)
     usual = Counter(mtu_of(facts) for facts in view.survey.facts.values()).most_common(1)[0][0]
     if own != usual:
@@ -188,7 +210,7 @@ def port_used(view: View) -> Iterator[Finding]:
 
 def port_ephemeral(view: View) -> Iterator[Finding]:
     port, (low, high) = view.facts.port, view.facts.ephemeral
-    if port and low <= port.port <= high:
+    if port and low <= port.port <= high and not port.reserved:
         yield Finding(
             "warn",
             f"port {port.port} is in the ephemeral range {low}-{high}: any program may be given it",
@@ -198,5 +220,7 @@ def port_ephemeral(view: View) -> Iterator[Finding]:
 
 
 def explained_by_interface(view: View) -> bool:
-    """Whether the interface that the inventory names is why others do not reach it."""
-    return bool(view.host.ifname) and any(True for _ in ifname(view))
+    """Whether the interface that the inventory names, and that it listened on, is why others do not get to
+    it."""
+    there = bool(view.host.ifname) and view.facts.ifname == view.host.ifname
+    return there and any(True for _ in ifname(view))

@@ -55,6 +55,7 @@ class Listening:
     def __init__(self, request: dict[str, Any], about: dict[str, Any]) -> None:
         self.loop = mesh.Loop()
         self.name, self.token = str(request["host"]), str(request["token"])
+        self.patience = float(request.get("patience") or PATIENCE_S)
         self.servers: list[socket.socket] = []
         address = request.get("data_address") or about["data_address"]
         ports = [0]
@@ -74,7 +75,7 @@ class Listening:
         stdin = sys.stdin.fileno()
         self.loop.watch(stdin)
         by_fd = {server.fileno(): server for server in self.servers}
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + self.patience
         while time.monotonic() < deadline:
             for fd in self.loop.turn(deadline):
                 if fd in by_fd:
@@ -84,7 +85,7 @@ class Listening:
                     if request.get("leave"):
                         return
                     self.dial(request)
-                    deadline = time.monotonic() + PATIENCE_S
+                    deadline = time.monotonic() + self.patience
 
     def close(self) -> None:
         for server in self.servers:

@@ -16,6 +16,8 @@ SYMBOLS = {"ok": "✓", "warn": "!", "fail": "✗", "skip": "·"}
 WORST = ("fail", "warn", "ok", "skip")
 MOST_COLUMNS = 6  # hosts side by side; more are grouped by what was found
 MOST_IN_MATRIX = 8
+PAIR_COLUMNS = 15  # that a cell of the matrix takes
+MOST_FINDINGS, MOST_FIXES = 30, 8  # that are shown; --verbose and --json have them all
 SLOWEST = 3
 
 
@@ -77,16 +79,17 @@ def measured(examined: Examined) -> list[Pair]:
     return list(found.values())
 
 
-def pair_rows(examined: Examined) -> list[Row]:
-    """A matrix where it fits, else the figures in short; nothing where nothing was dialled."""
+def pair_rows(examined: Examined, width: int = 200) -> list[Row]:
+    """A matrix where it fits into `width` columns, else the figures in short; nothing where nothing was
+    dialled."""
     pairs = measured(examined)
     hosts = [host.name for host in examined.hosts if host.name in examined.survey.facts]
     if not pairs:
         return []
-    if len(hosts) > MOST_IN_MATRIX:
+    if len(hosts) > MOST_IN_MATRIX or (len(hosts) > 2 and PAIR_COLUMNS * (len(hosts) + 1) > width):
         return summary_rows(pairs)
     by_ends = {(pair.source, pair.target): pair for pair in pairs}
-    rows: list[Row] = [["FROM \\ TO", *hosts]]
+    rows: list[Row] = [["FROM \\ TO, BIT/S", *hosts]]
     for source in hosts:
         cells = ["-" if source == t else pair_cell(by_ends.get((source, t))) for t in hosts]
         rows.append([source, *cells])
@@ -99,8 +102,8 @@ def pair_cell(pair: Pair | None) -> str:
     if pair.problem:
         return f"{SYMBOLS['fail']} {pair.problem.partition(' (')[0]}"
     latency = "?" if pair.latency_ms is None else f"{pair.latency_ms:.2g} ms"
-    speed = "?" if pair.mbit_s is None else rate(pair.mbit_s)
-    return f"{latency}, {speed}"
+    speed = "?" if pair.mbit_s is None else rate(pair.mbit_s).replace(" ", "").removesuffix("bit/s")
+    return f"{latency} {speed}"
 
 
 def rate(mbit_s: float) -> str:
@@ -127,14 +130,21 @@ def summary_rows(pairs: Sequence[Pair]) -> list[Row]:
 # --- What needs attention ------------------------------------------------------------------------
 
 
-def attention_lines(examined: Examined) -> list[str]:
+def attention_lines(examined: Examined, *, everything: bool = False) -> list[str]:
     """Only what is not well, the worst first; what several hosts share is said once."""
-    lines = []
-    for (status, name, found, wanted, peers, fixes), hosts in shared_findings(examined).items():
+    lines, findings = [], list(shared_findings(examined).items())
+    shown = findings if everything else findings[:MOST_FINDINGS]
+    for (status, name, found, wanted, peers, fixes), hosts in shown:
         where = f", from {grouped(peers)}" if peers else ""
         lines.append(f"{SYMBOLS[status]} {grouped(hosts)}: {found}{where} ({name})")
         lines += [f"    wanted: {wanted}"] if wanted else []
-        lines += [f"    {line}" for fix in fixes for line in fix.splitlines()]
+        to_type = [f"    {line}" for fix in fixes for line in fix.splitlines()]
+        few = to_type if everything else to_type[:MOST_FIXES]
+        lines += few
+        if to_type[len(few) :]:
+            lines.append(f"    ... {len(to_type) - len(few)} more lines: --verbose")
+    if findings[len(shown) :]:
+        lines.append(f"... and {len(findings) - len(shown)} more: --verbose")
     return lines
 
 
@@ -184,7 +194,7 @@ def fact_lines(examined: Examined) -> list[str]:
 def as_json(examined: Examined, *, facts: bool = False) -> dict[str, Any]:
     """{"ok", "checks", "pairs"}; with `facts`, also what each host said."""
     about: dict[str, Any] = {
-        "ok": not examined.blockers,
+        "ok": examined.exit_code == 0,
         "checks": [to_json(result) for result in examined.results],
         "pairs": [pair_json(pair) for pair in measured(examined)],
     }

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
@@ -15,10 +17,11 @@ from launcher.fanout import fan_out
 from launcher.model import Facts, Host, Inventory, Pair, from_json, to_json
 
 PROBE = "preflight/probe.py"
-FACTS_S = 60.0  # activating an environment may take its time
+FACTS_S = 30.0  # by then a host's Python has started from the slowest of disks
 DEEP_S = 180.0
 DIALS_S = 30.0
 PACKAGES = ("torch", "torchvision", "numpy")
+WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]{0,127}")  # of interfaces, users, hosts and runs
 
 T = TypeVar("T")
 
@@ -71,7 +74,9 @@ def for_plan(agents: Mapping[str, Agent], code: dict[str, Any] | None = None) ->
     conversations: dict[str, Conversation] = {}
 
     def ask(name: str) -> tuple[Facts, dict[str, Any] | None]:
-        request = {"only": "plan", "peers": peers_of(name, addresses), "ifname": agents[name].host.ifname}
+        host = agents[name].host
+        request = {"only": "plan", "peers": peers_of(name, addresses)}
+        request.update(ifname=host.ifname, data_address=host.data_address)
         conversations[name], lacking = begin(agents[name], request, code)
         return facts_from(agents[name].host, conversations[name], FACTS_S), lacking
 
@@ -141,6 +146,7 @@ class Asking:
             "workdir": host.workdir,
             "data": self.need.data,
             "deep": self.need.deep,
+            "patience": 2 * (DEEP_S if self.need.deep else FACTS_S),
             "token": self.token,
         }
 
@@ -157,12 +163,14 @@ class Asking:
         conversation, facts = self.conversations[name], self.facts[name]
         before = time.time()
         conversation.say({"peers": self._peers(name)})
-        theirs = conversation.answer(FACTS_S)["time"]
-        half = (time.time() - before) / 2
-        if not self.agents[name].host.local:
-            facts = replace(facts, clock_s=float(theirs) - before - half, clock_error_s=half)
-        told = conversation.answer(DIALS_S)["pairs"]
-        return facts, [from_json(Pair, {**pair, "source": name}) for pair in told]
+        with understood(name):
+            theirs = float(conversation.answer(FACTS_S)["time"])
+            half = (time.time() - before) / 2
+            if not self.agents[name].host.local:
+                facts = replace(facts, clock_s=theirs - before - half, clock_error_s=half)
+            told = conversation.answer(DIALS_S)["pairs"]
+            pairs = [from_json(Pair, {**pair, "source": name}) for pair in told]
+        return facts, [pair for pair in pairs if pair.target in self.facts and pair.target != name]
 
     def _peers(self, name: str) -> list[dict[str, Any]]:
         """Whom a host dials, beginning with the one after it: so not all measure the same one at once."""
@@ -217,7 +225,29 @@ def begin(
 
 def facts_from(host: Host, conversation: Conversation, seconds: float) -> Facts:
     answer = conversation.answer(seconds)
+    with understood(host.name):
+        facts = from_json(Facts, {**answer, "host": host.name})
+        check_plausible(facts)
+        return facts
+
+
+@contextlib.contextmanager
+def understood(host: str) -> Iterator[None]:
+    """Whatever a host answers that is not what was asked for is a HostError, of that host alone."""
     try:
-        return from_json(Facts, {**answer, "host": host.name})
-    except (TypeError, KeyError, ValueError, AttributeError):
-        raise HostError(host.name, "its probe answered something else than facts") from None
+        yield
+    except (TypeError, KeyError, ValueError, AttributeError, IndexError, OverflowError):
+        raise HostError(host, "its probe answered something else than it was asked") from None
+
+
+def check_plausible(facts: Facts) -> None:
+    """Raise ValueError for what would end up in a plan or in a line to type, and is not of its kind."""
+    addresses = [facts.data_address, *(interface.address for interface in facts.interfaces)]
+    words = [facts.ifname, facts.user, facts.hostname, *(interface.name for interface in facts.interfaces)]
+    runs = [*facts.runs, facts.port.run if facts.port else ""]
+    for address in filter(None, addresses):
+        ipaddress.IPv4Address(address)
+    if not all(WORD.fullmatch(word) for word in filter(None, [*words, *runs])):
+        raise ValueError("a name that is none")
+    if len(facts.ephemeral) not in (0, 2) or len(facts.nofile) not in (0, 2):
+        raise ValueError("a range that is none")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import resource
@@ -265,7 +266,8 @@ class Cluster(AccessFiles):
         listener = machine.sshd()
         for process in machine.processes():
             if process.name == "sshd" and process != listener:
-                os.kill(process.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                    os.kill(process.pid, signal.SIGKILL)
 
     def limit_open_files(self, host: str, limit: int) -> None:
         """Hard and soft limit of every login from now on."""

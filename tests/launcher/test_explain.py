@@ -242,7 +242,7 @@ def test_a_run_that_hangs_is_explained_while_it_does(tmp_path: Path) -> None:
 
 
 def test_a_signal_is_only_sent_to_ranks_that_want_it() -> None:
-    """SIGUSR1 would kill a program that knows nothing of it."""
+    """It would kill a program that knows nothing of it."""
     run = detach(["sh", "-c", "echo up; sleep 600"])
     wait_for(lambda: ringctl("logs", "--no-prefix").stdout == "up\nup\n", "their first words")
     about = explain(run, code=1)

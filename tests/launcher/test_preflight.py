@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from launcher.model import CheckResult
 from launcher.plan import place
 from launcher.preflight.checks import NAMES
 from launcher.preflight.examine import Examined, examine
+from launcher.preflight.survey import Asking
 from launcher.transport import Pool
 from tests.conftest import eventually
 from tests.launcher import hosts
@@ -499,8 +501,6 @@ def test_a_host_that_is_silent_costs_its_timeout_and_the_others_are_reported_ful
 def test_a_host_lost_between_the_two_rounds_is_a_host_that_did_not_answer(
     cluster: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from launcher.preflight.survey import Asking
-
     before = Asking.dial
 
     def lose(asking: Asking) -> None:
@@ -520,7 +520,7 @@ def test_a_host_lost_between_the_two_rounds_is_a_host_that_did_not_answer(
 def test_the_command_says_what_is_well_and_what_is_not(cluster: Hosts) -> None:
     good = ringctl("preflight")
     assert "ready: 4 hosts, nothing to remark" in good.stdout
-    assert "FROM \\ TO" in good.stdout
+    assert "FROM \\ TO" in good.stdout, good.stdout
     inventory(cluster, server2={"ifname": "enps1"})
     bad = ringctl("preflight", code=3)
     assert "✗ ifname" in bad.stdout
@@ -584,3 +584,107 @@ def test_the_page_is_made_from_the_table_of_checks() -> None:
         [sys.executable, PROJECT / "scripts" / "checks.py"], capture_output=True, check=True
     )
     assert made.stdout.decode() == (PROJECT / "docs" / "preflight.md").read_text()
+
+
+# --- Hosts that lie, and strangers ---------------------------------------------------------------
+
+LIES = {
+    "a number for a name": '{"hostname": 5}',
+    "words for a number": '{"memory": "x"}',
+    "a list for an address": '{"data_address": []}',
+    "half a range": '{"ephemeral": [1]}',
+    "a run that is a command": '{"runs": ["x; touch /tmp/pwned #"]}',
+    "an address that is a command": '{"data_address": "1.2.3.4; reboot"}',
+    "brackets without end": "[" * 3000,
+}
+LIAR = """#!/bin/sh
+read -r line
+echo --ringctl-hostd--
+cat <<'END'
+%s
+END
+"""
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_a_host_that_answers_nonsense_harms_nobody_but_itself(cluster: Hosts, lie: str) -> None:
+    usual = {
+        "home": "/x",
+        "cores": 1,
+        "free_port": 1,
+        "data_address": "10.0.0.1",
+        "ifname": "eth0",
+        "python": "p",
+    }
+    answer = json.dumps({**usual, **json.loads(lie)}) if lie.startswith("{") else lie
+    write_home(cluster, "server2", "liar", LIAR % answer)
+    cluster.run("server2", "chmod", "+x", "liar")
+    inventory(cluster, only=("server1", "server2"), server2={"python": f"{HOME}/liar"})
+    found = look()
+    assert {host for _, host in names(found)} == {"server2"}
+    assert found.exit_code == 4
+
+
+def test_a_stranger_at_the_probes_port_gets_no_word_and_does_no_harm(
+    cluster: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[bytes] = []
+    before = Asking.dial
+
+    def intrude(asking: Asking) -> None:
+        for words in (b"[" * 3000 + b"\n", b"\n", b'{"token": "guess"}\n', b"\xff" * 9000):
+            port = asking.facts["server2"].listening[0]
+            with socket.create_connection((cluster.address("server2"), port), timeout=10) as stranger:
+                stranger.sendall(words)
+                stranger.shutdown(socket.SHUT_WR)
+                with contextlib.suppress(ConnectionResetError):
+                    answers.append(stranger.recv(100))
+        before(asking)
+
+    monkeypatch.setattr(Asking, "dial", intrude)
+    assert remarks(look()) == []
+    assert set(answers) == {b""}
+
+
+# --- Networks of other shapes --------------------------------------------------------------------
+
+
+def test_a_second_address_of_an_interface_is_as_good_as_the_first(cluster: Hosts) -> None:
+    for number, host in enumerate(("server1", "server2"), start=1):
+        add = ["ip", "address", "add", f"10.88.0.{number}/24", "dev", cluster.ifname(host)]
+        cluster.run(host, *add, user="root")
+    try:
+        both = {
+            host: {"data_address": f"10.88.0.{number}"} for number, host in ((1, "server1"), (2, "server2"))
+        }
+        inventory(cluster, only=("server1", "server2"), **both)
+        found = look()
+        assert remarks(found) == []
+        assert {facts.data_address for facts in found.survey.facts.values()} == {"10.88.0.1", "10.88.0.2"}
+    finally:
+        for number, host in enumerate(("server1", "server2"), start=1):
+            delete = ["ip", "address", "delete", f"10.88.0.{number}/24", "dev", cluster.ifname(host)]
+            cluster.run(host, *delete, user="root")
+
+
+def test_an_interface_that_has_not_the_data_address_is_refused(cluster: Hosts) -> None:
+    inventory(cluster, server2={"ifname": "lo", "data_address": cluster.address("server2")})
+    found = look()
+    assert names(found) == {("ifname", "server2")}
+    assert "not the data address" in remarks(found)[0].found
+
+
+def test_other_data_of_the_same_shape_is_noticed(cluster: Hosts) -> None:
+    mnist_everywhere(cluster)
+    images = cluster.path("server2", f"{HOME}/mnist/train-labels-idx1-ubyte")
+    images.write_bytes(images.read_bytes()[:8] + bytes(40))
+    found = look("--data", f"{HOME}/mnist")
+    assert names(found) == {("dataset", "server2")}
+
+
+def test_a_host_that_is_not_reached_is_said_whatever_was_asked_for(cluster: Hosts) -> None:
+    cluster.reset_port("server2", 22)
+    done = ringctl("preflight", "--only", "disk", code=4)
+    assert "server2: connection refused" in done.stdout
+    assert "not ready" in done.stdout
+    assert json.loads(ringctl("preflight", "--only", "disk", "--json", code=4).stdout)["ok"] is False
