@@ -253,6 +253,20 @@ def test_a_signal_is_only_sent_to_ranks_that_want_it() -> None:
     ringctl("stop", run)
 
 
+def test_a_program_with_its_own_use_for_usr1_is_not_disturbed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    handler = "import signal, sys, time; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(9))"
+    Path("own.py").write_text(f"{handler}\nprint('up', flush=True)\ntime.sleep(600)\n")
+    run = detach(["python", "own.py"])
+    wait_for(lambda: ringctl("logs", "--no-prefix").stdout == "up\nup\n", "their first words")
+    explain(run, code=1)
+    state = json.loads(ringctl("status", "--json").stdout)
+    assert [rank["state"] for rank in state["ranks"]] == ["running", "running"]
+    ringctl("stop", run)
+
+
 def test_a_rank_that_was_stopped_by_a_signal_is_told() -> None:
     run = detach(["sh", "-c", "echo $$; exec sleep 600"], world=1)
     pid = int(wait_for(lambda: ringctl("logs", "--no-prefix").stdout, "its number"))
