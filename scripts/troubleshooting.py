@@ -33,7 +33,8 @@ that mends it.
 
 **A run that hangs.** When ranks make no progress for 30 s, and for ten times their usual step, their hosts
 note in which call each rank is, and ringctl says who keeps the others waiting. It ends nothing: that may
-only be slow. For another patience set `RINGCTL_WATCHDOG=SECONDS` where you launch; 0 turns it off. By hand, `kill -USR1 PID` makes a trainer that was started without
+only be slow. For another patience set `RINGCTL_WATCHDOG=SECONDS` where you launch; 0 turns it off.
+By hand, `kill -USR1 PID` makes a trainer that was started without
 ringctl print its stack.
 
 **Many messages, one cause.** When a rank ends, all others lose their connection to it, and each says so in
