@@ -39,6 +39,8 @@ ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-
 OUR_LABEL = re.compile(r"^(?:\d\d:\d\d:\d\d\.\d{3} )?\[(\d{1,6}) ([^\]\s]+)\] ?")
 TORCH_LABEL = re.compile(r"^\[(?:rank(\d{1,6})\]: ?|(?:default|trainer)(\d{1,6})\]:)")
 OUR_VERDICT = "failed first: "
+OUR_SUCCESS = re.compile(r"run \S+ succeeded\b")
+AFTERWARDS = 20  # lines of a rank after what looked like its end
 ROOT_CAUSE = re.compile(r"^Root Cause \(first observed failure\)")
 ROOT_RANK = re.compile(r"^\s+rank\s+: (\d+) ")
 ROOT_HOST = re.compile(r"^\s+host\s+: (\S+)")
@@ -71,9 +73,17 @@ class Speaker:
     )  # lines of the catalogue's kind, outside reports
     reports: list[tuple[int, list[str]]] = field(default_factory=list)  # each a traceback, with its place
     open: bool = False  # the last report goes on
+    said: int = 0  # how many lines
+    said_then: int = 0  # when the last of `known` came
+
+    @property
+    def went_on(self) -> bool:
+        """Whether so much followed what looked like a failure that it was none."""
+        return self.said - self.said_then > AFTERWARDS
 
     def add(self, number: int, text: str, suspect: bool) -> None:
         self.tail.append(text)
+        self.said += 1
         if TRACEBACK.match(text):
             joined = self.open and any(line in JOINERS for line in self.reports[-1][1][-4:])
             if not joined and not text.startswith("Original"):
@@ -85,6 +95,7 @@ class Speaker:
                 lines.append(text)
         elif suspect and len(self.known) < MOST_KNOWN and is_known(text):
             self.known.append((number, text))
+            self.said_then = self.said
 
     def _begin(self, number: int) -> None:
         """A labelled rank's last report is the one it ended with; without labels each may be."""
@@ -131,6 +142,7 @@ class Reader:
         self.told: list[str] = []  # ringctl's own words, where it wrote the log
         self.state: RunState | None = None  # where the log is of events
         self.tails = Tails()
+        self.succeeded = False
         self.lines = 0
 
     def add(self, text: str, suspect: bool = True) -> None:
@@ -140,6 +152,10 @@ class Reader:
             return
         if text.startswith(OUR_VERDICT):
             self.told = [text]
+        elif text.startswith("command: "):
+            return  # of a plan: what is going to be run is no sign of how it went
+        elif OUR_SUCCESS.match(text):
+            self.succeeded = True
         elif self.told and text.startswith("  ") and len(self.told) < MOST_REPORT_LINES:
             self.told.append(text)
         rank, host, text = labelled(text)
@@ -186,6 +202,8 @@ class Reader:
             return first_failure(self.state, self.tails)
         if self.told:
             return from_our_words(self.told)
+        if self.succeeded:
+            return None
         found = [finding for speaker in self.speakers.values() for finding in findings(speaker)]
         if self.root is not None:
             found += of_root(self.root)
@@ -235,7 +253,7 @@ def findings(speaker: Speaker) -> Iterator[Finding]:
         trace = tuple(telling(frames_of(report)))
         cause = found_cause(speaker, who or f"line {number}", said, row)
         yield Finding(row, number, replace(cause, trace=trace, lines=tuple(report[-SHOWN_LINES:])))
-    if not speaker.reports:
+    if not speaker.reports and not speaker.went_on:
         for number, text in speaker.known:
             row = find([text])
             cause = found_cause(speaker, who or f"line {number}", text.strip()[:300], row)

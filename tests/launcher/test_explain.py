@@ -274,3 +274,19 @@ def test_a_rank_that_was_stopped_by_a_signal_is_told() -> None:
     assert explain(run, code=1)["places"] == {"0": "a stop by a signal (SIGSTOP) or a debugger"}
     os.kill(pid, signal.SIGCONT)
     ringctl("stop", run)
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "run 20260101-0-abcd: 1 rank on 1 host\ncommand: echo EADDRINUSE\nrun 20260101-0-abcd succeeded\n",
+        "OSError: [Errno 98] EADDRINUSE, trying port 6007\n" + "".join(f"step {n}\n" for n in range(100)),
+        "nohup: ignoring SIGHUP\nstep 1\n",
+        "wandb: Authentication failed, going on offline\nstep 1\n",
+        '{"kind": "line", "time": 1}\n{"kind": [[[\nstep 1\n',
+    ],
+)
+def test_what_went_on_after_all_is_no_failure(log: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(log)
+    assert json.loads(ringctl("explain", str(path), "--json", code=1).stdout)["explained"] is False
