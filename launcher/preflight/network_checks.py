@@ -186,7 +186,8 @@ def mtu(view: View) -> Iterator[Finding]:
     if no_way(view) or explained_by_interface(view):
         return
     own = mtu_of(view.facts)
-    usual = Counter(mtu_of(facts) for facts in view.survey.facts.values()).most_common(1)[0][0]
+    connected = [each.facts for each in view.views.values() if not no_way(each)]
+    usual = Counter(map(mtu_of, connected)).most_common(1)[0][0]
     if own != usual:
         yield Finding(
             "warn",
