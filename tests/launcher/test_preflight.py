@@ -651,11 +651,11 @@ def test_a_stranger_at_the_probes_port_gets_no_word_and_does_no_harm(
     def intrude(asking: Asking) -> None:
         for words in (b"[" * 3000 + b"\n", b"\n", b'{"token": "guess"}\n', b"\xff" * 9000):
             port = asking.facts["server2"].listening[0]
-            with socket.create_connection((cluster.address("server2"), port), timeout=10) as stranger:
-                with contextlib.suppress(OSError):  # it was shown the door already
-                    stranger.sendall(words)
-                    stranger.shutdown(socket.SHUT_WR)
-                    answers.append(stranger.recv(100))
+            address = (cluster.address("server2"), port)
+            with contextlib.suppress(OSError), socket.create_connection(address, timeout=10) as stranger:
+                stranger.sendall(words)
+                stranger.shutdown(socket.SHUT_WR)  # an error says that it was shown the door already
+                answers.append(stranger.recv(100))
         before(asking)
 
     monkeypatch.setattr(Asking, "dial", intrude)
