@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from trainer import staging
-from trainer.compress import FORMATS
+from trainer.compress import AUTO, FORMATS
 from trainer.errors import InputError
 from trainer.models import MODELS
 from trainer.sync import STRATEGIES
@@ -28,7 +28,15 @@ class Config:
     """Everything a run of the trainer is told."""
 
     sync: str = "ring"  # a name in STRATEGIES
-    compress: str = "none"  # a name in FORMATS
+    compress: str = "none"  # a name in FORMATS, or AUTO
+    topk_ratio: float = 0.01  # of the values that `topk` sends
+    powersgd_rank: int = 4  # columns of the two matrices of `powersgd`
+    error_feedback: bool = True  # add what a message lost to the next one, in formats where it matters
+    on_nonfinite: str = "raise"  # what to do with a gradient that has an infinity or a NaN: or "skip"
+    bucket_mb: float = 4.0  # least size of what travels together
+    check_sync: int = 0  # compare all ranks' parameters every so many steps; 0: never
+    device: str = "auto"  # "auto", "cpu" or "cuda"
+    backend: str = "auto"  # "auto", "gloo", "nccl" or "mpi"
     model: str = "bn-cnn"  # a name in MODELS
     data: str = "mini"  # "mini", "download", or a folder
     epochs: int | None = None  # None: as many as `steps` takes, or DEFAULT_EPOCHS
@@ -69,8 +77,13 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
         raise InputError(_unknown_option(unknown[0], parser))
     if given.data not in ("mini", "download") and given.check != "options":
         staging.find(given.data)
+    _refuse_impossible(given)
     # With --check nothing is about to start, and the environment is not the one of a rank.
     rank, world_size, init_method = _place(given, {} if given.check else environ)
+    if given.sync == "serial" and world_size > 1:
+        raise InputError(
+            f"--sync serial is for one process alone, and there are {world_size} ranks; use ring"
+        )
     options = vars(given) | {"rank": rank, "world_size": world_size, "init_method": init_method}
     options["threads"] = given.threads or _default_threads(environ)
     options["gloo_socket_ifname"] = given.gloo_socket_ifname or ""
@@ -96,7 +109,18 @@ def _parser() -> argparse.ArgumentParser:
     add(what, "data", str, "mini (shipped), download (whole MNIST), or a folder that has MNIST's files")
     how = parser.add_argument_group("how")
     add(how, "sync", _one_of(STRATEGIES), f"how gradients meet: one of {', '.join(STRATEGIES)}")
-    add(how, "compress", _one_of(FORMATS), f"how gradients shrink: one of {', '.join(FORMATS)}")
+    formats = (*FORMATS, AUTO)
+    add(how, "compress", _one_of(formats), f"how gradients shrink: one of {', '.join(formats)}")
+    add(how, "topk-ratio", _number(above=0, most=1), "share of the values that topk sends", "X")
+    add(how, "powersgd-rank", _whole(1, 1024), "columns of the two matrices of powersgd", "N")
+    how.add_argument(
+        "--no-error-feedback",
+        dest="error_feedback",
+        action="store_false",
+        help="do not add what a message lost to the next one",
+    )
+    add(how, "on-nonfinite", _one_of(("raise", "skip")), "end, or leave out, a step with inf or NaN", "DO")
+    add(how, "bucket-mb", _number(above=0, most=1e6), "least size of what travels together", "MB")
     add(how, "epochs", _whole(1), f"passes over the data; {DEFAULT_EPOCHS} unless --steps is given", "N")
     add(how, "steps", _whole(1), "stop after this many steps in all, even inside an epoch", "N")
     add(how, "batch-size", _whole(1), "images in a step, on each rank", "N")
@@ -105,6 +129,9 @@ def _parser() -> argparse.ArgumentParser:
     add(how, "seed", _whole(0, 2**32 - 1), "same seed, same ranks, same machines: same result", "N")
     add(how, "threads", _whole(1, 1024), "default: $OMP_NUM_THREADS, or as many as usable cores", "N")
     add(how, "timeout", _number(above=0, most=86400), "seconds to wait for the other ranks", "S")
+    add(how, "check-sync", _whole(0), "compare all ranks' parameters every N steps; 0: never", "N")
+    add(how, "device", _one_of(("auto", "cpu", "cuda")), "where to compute; auto: a GPU if there is one")
+    add(how, "backend", _one_of(("auto", "gloo", "nccl", "mpi")), "what the ranks talk over")
     for option, only, text in (
         ("--check", "all", "only look: exit 0 if all is right, 2 if not"),
         ("--check-options", "options", "the same, without a look at the data"),
@@ -116,6 +143,25 @@ def _parser() -> argparse.ArgumentParser:
     add(hand, "world-size", _whole(1), "how many ranks there are", "N")
     add(hand, "gloo-socket-ifname", _interfaces, "network interface to the other ranks", "IF")
     return parser
+
+
+def _refuse_impossible(given: argparse.Namespace) -> None:
+    """Raise InputError for options that are right by themselves and cannot work together."""
+    strategy = STRATEGIES[given.sync]
+    if given.compress not in strategy.formats:
+        able = [name for name, other in STRATEGIES.items() if given.compress in other.formats]
+        raise InputError(
+            f"--sync {given.sync} cannot carry --compress {given.compress}: {strategy.why}; "
+            f"use --sync {' or '.join(able)}"
+        )
+    if given.device == "cuda" and "cuda" not in strategy.devices:
+        able = [name for name, other in STRATEGIES.items() if "cuda" in other.devices]
+        raise InputError(
+            f"--sync {given.sync} passes messages between CPUs and cannot take --device cuda; "
+            f"use --sync {', '.join(able)}"
+        )
+    if given.backend == "nccl" and ("cuda" not in strategy.devices or given.device == "cpu"):
+        raise InputError("--backend nccl is between GPUs; use gloo, or --sync ddp and --device cuda")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -147,7 +193,7 @@ def _nearest(word: str, known: Collection[str], otherwise: str) -> str:
     return f"; did you mean {near[0]}?" if near else otherwise
 
 
-# --- One reader per kind of value: text -> value, or ArgumentTypeError with the rest of the sentenc---
+# --- One reader per kind of value: text -> value, or ArgumentTypeError with the rest of the sentence ---
 
 
 def _one_of(names: Collection[str]) -> Callable[[str], str]:

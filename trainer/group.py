@@ -13,12 +13,14 @@ from contextlib import contextmanager
 from datetime import timedelta
 from urllib.parse import urlsplit
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
+from trainer import device
 from trainer.config import Config
-from trainer.errors import TrainerError
+from trainer.errors import InputError, TrainerError
 
 TELL_S = 5.0  # whoever has not come by then is named
 LATER_S = 3.0  # rank 0 waits so much longer: a rank that cannot reach it knows more than that it is missing
@@ -45,7 +47,7 @@ def joined(config: Config) -> Iterator[None]:
         if store is not None:
             _wait_until_all_are_here(store, config)
         dist.init_process_group(
-            "gloo",
+            device.backend(config),
             init_method=config.init_method if store is None else None,
             store=store,
             rank=config.rank,
@@ -81,6 +83,8 @@ def _store(config: Config) -> Store | None:
 
 def _wait_until_all_are_here(store: Store, config: Config) -> None:
     """Return when every rank has come; rank 0 says for whom it waits. TrainerError names who did not come."""
+    if store.add(f"{_here(config.rank)}/times", 1) > 1:
+        raise InputError(f"rank {config.rank} is there twice: give each process a rank of its own")
     store.set(_here(config.rank), "")
     patience = config.timeout + (min(LATER_S, config.timeout / 2) if config.rank == 0 else 0.0)
     began, tell_at, pause = time.monotonic(), TELL_S, 0.002
@@ -111,7 +115,9 @@ def _not_come(missing: Sequence[int]) -> str:
 
 def wait_for_all(seconds: float) -> None:
     """Return when every rank has come here; fail, naming those that have not, after `seconds`."""
-    if dist.is_initialized():
+    if dist.is_initialized() and dist.get_backend() != "gloo":
+        dist.barrier()  # the other backends have none that names who is missing
+    elif dist.is_initialized():
         dist.monitored_barrier(timeout=timedelta(seconds=seconds), wait_all_ranks=True)
 
 
@@ -124,6 +130,22 @@ def add_over_ranks(tensor: Tensor) -> None:
     """Replace `tensor` by its sum over all ranks."""
     if dist.is_initialized():
         dist.all_reduce(tensor)
+
+
+def gather_texts(own: str) -> list[str]:
+    """What every rank said, in their order. All ranks must call it."""
+    if not dist.is_initialized():
+        return [own]
+    raw = torch.tensor(list(own.encode()), dtype=torch.uint8)
+    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(world())]
+    dist.all_gather(lengths, torch.tensor([len(raw)]))
+    longest = max(int(length) for length in lengths)
+    padded = torch.zeros(longest, dtype=torch.uint8)
+    padded[: len(raw)] = raw
+    texts = [torch.empty_like(padded) for _ in lengths]
+    if longest:
+        dist.all_gather(texts, padded)
+    return [bytes(text[: int(length)].tolist()).decode() for text, length in zip(texts, lengths, strict=True)]
 
 
 @contextmanager

@@ -6,8 +6,10 @@
     loss            mean over the steps since the last record; null if it is not a number
     samples_per_s   of this rank
     step_ms         mean time of a step
-    comm_ms         mean time of a step spent averaging gradients, waiting for slower ranks included
+    comm_ms         mean time of a step spent waiting for the mean gradient after the own one was ready, for
+                    slower ranks too; what was done meanwhile is not in it (ddp waits elsewhere: always 0)
     bytes_sent      by this rank since the start
+    skipped         steps left out because of infinities or NaNs, if there were any
 
 A record at the end of an epoch also has `accuracy`. The last one has `final` (true), `accuracy` and
 `parameters_sha256`, and its means are over the whole run.
@@ -23,8 +25,16 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 INTERVAL_S = 0.25
+
+
+class Counters(Protocol):
+    """What a strategy counts."""
+
+    bytes_sent: int
+    skipped: int
 
 
 @dataclass
@@ -36,13 +46,16 @@ class Span:
     seconds: float = 0.0
     comm_seconds: float = 0.0
     loss_sum: float = 0.0
+    losses: int = 0  # steps that were not left out
 
-    def add(self, loss: float, samples: int, seconds: float, comm_seconds: float) -> None:
+    def add(self, loss: float | None, samples: int, seconds: float, comm_seconds: float) -> None:
         self.steps += 1
         self.samples += samples
         self.seconds += seconds
         self.comm_seconds += comm_seconds
-        self.loss_sum += loss
+        if loss is not None:
+            self.loss_sum += loss
+            self.losses += 1
 
     @property
     def samples_per_s(self) -> float:
@@ -54,7 +67,7 @@ class Span:
 
     def record(self) -> dict[str, object]:
         steps = self.steps or 1
-        loss = self.loss_sum / steps
+        loss = self.loss_sum / (self.losses or 1)
         return {
             "loss": round(loss, 6) if math.isfinite(loss) else None,
             "samples_per_s": round(self.samples_per_s, 1),
@@ -71,7 +84,7 @@ class Metrics:
         self.epochs = epochs
         self.step = 0
         self.epoch = 0
-        self.bytes_sent = 0
+        self.bytes_sent = self.skipped = 0
         self.whole_run, self.this_epoch, self._unwritten = Span(), Span(), Span()
         self._ticked = self._written = time.monotonic()
         self._lines = Lines(path)
@@ -81,13 +94,13 @@ class Metrics:
         self.this_epoch = Span()
         self._ticked = time.monotonic()
 
-    def step_done(self, loss: float, samples: int, comm_seconds: float, bytes_sent: int) -> None:
-        """Count a step that took from the last call, or the epoch's begin, until now."""
+    def step_done(self, loss: float | None, samples: int, comm_seconds: float, sync: Counters) -> None:
+        """Count a step that took from the last call, or the epoch's begin, until now; no loss: left out."""
         now = time.monotonic()
         for span in (self.whole_run, self.this_epoch, self._unwritten):
             span.add(loss, samples, now - self._ticked, comm_seconds)
         self.step += 1
-        self.bytes_sent = bytes_sent
+        self.bytes_sent, self.skipped = sync.bytes_sent, sync.skipped
         self._ticked = now
         if now - self._written >= INTERVAL_S:
             self._write(self._unwritten)
@@ -101,9 +114,8 @@ class Metrics:
 
     def _write(self, span: Span, **extra: object) -> None:
         progress = {"step": self.step, "steps": self.steps, "epoch": self.epoch, "epochs": self.epochs}
-        self._lines.append(
-            {"time": time.time(), **progress, **span.record(), "bytes_sent": self.bytes_sent, **extra}
-        )
+        counts = {"bytes_sent": self.bytes_sent} | ({"skipped": self.skipped} if self.skipped else {})
+        self._lines.append({"time": time.time(), **progress, **span.record(), **counts, **extra})
         self._unwritten = Span()
         self._written = time.monotonic()
 

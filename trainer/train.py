@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from trainer import data, group, sync
+from trainer import agree, data, device, group, sync
 from trainer.config import DEFAULT_EPOCHS, Config
 from trainer.data import Dataset, Images
 from trainer.errors import TrainerError
@@ -31,6 +31,7 @@ from trainer.flat import Flat
 from trainer.metrics import Metrics
 from trainer.models import MODELS
 from trainer.optim import SGD
+from trainer.sync.strategy import Strategy
 
 EVALUATION_BATCH = 250
 DOWNLOAD_PATIENCE_S = 900.0  # how long the ranks wait for the slowest host to download
@@ -48,36 +49,54 @@ def train(config: Config) -> None:
 
 def train_on(dataset: Dataset, config: Config) -> nn.Module:
     """Train on these images and return the model; all ranks of the group do so at the same time."""
+    agree.on_options(config, len(dataset.train))
     # The same seed gives every rank the same model, but only where torch is the same: rank 0's is the one
     # that counts.
-    model = MODELS[config.model]()
+    place = device.chosen(config)
+    model = MODELS[config.model]().to(place)
     flat = Flat(model)
     group.copy_from_rank_0(flat.parameters)
+    torch.manual_seed(config.seed * 1_000_003 + group.rank())  # each rank drops out others
 
-    strategy = sync.create(config.sync)
-    optimizer = SGD(flat, config.momentum)
     epochs, steps = planned(config, len(dataset.train))
     metrics = Metrics(os.environ.get("RINGCTL_METRICS", ""), epochs=epochs, steps=steps)
     say(introduction(config, dataset, epochs, steps))
+    strategy = sync.create(model, flat, config)
+    try:
+        train_with(strategy, dataset, config, metrics)
+    finally:
+        strategy.close()
+    return model
 
+
+def train_with(strategy: Strategy, dataset: Dataset, config: Config, metrics: Metrics) -> None:
+    """All epochs, and their reports."""
+    model, flat = strategy.model, strategy.flat
+    place = flat.parameters.device
+    optimizer = SGD(flat, config.momentum)
     accuracy = 0.0
-    for epoch in range(epochs):
+    for epoch in range(metrics.epochs):
         model.train()
         metrics.epoch_begins()
         order = data.training_order(len(dataset.train), config.seed, epoch, group.rank(), group.world())
         for pixels, labels in dataset.train.batches(order, config.batch_size):
-            flat.gradients.zero_()
-            loss = cross_entropy(model(pixels), labels)
+            strategy.begin()
+            loss = cross_entropy(model(pixels.to(place)), labels.to(place))
             loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
 
             began = time.monotonic()
-            strategy.average(flat.gradients)
+            good = strategy.finish()
             comm_seconds = time.monotonic() - began
 
             # The learning rate falls in a straight line, to be zero after the last step.
-            optimizer.step(lr=config.lr * (1 - metrics.step / steps))
-            metrics.step_done(loss.item(), len(labels), comm_seconds, strategy.bytes_sent)
-            if metrics.step == steps:
+            if good:
+                optimizer.step(lr=config.lr * (1 - metrics.step / metrics.steps))
+            metrics.step_done(loss.item() if good else None, len(labels), comm_seconds, strategy)
+            while strategy.notes:
+                say(strategy.notes.pop(0))
+            if config.check_sync and metrics.step % config.check_sync == 0:
+                agree.on_parameters(flat.sha256(), metrics.step)
+            if metrics.step == metrics.steps:
                 break
 
         share_batch_norm_statistics(model)
@@ -87,7 +106,6 @@ def train_on(dataset: Dataset, config: Config) -> nn.Module:
 
     metrics.run_done(accuracy, flat.sha256())
     say(f"test accuracy {100 * accuracy:.1f} %")
-    return model
 
 
 def planned(config: Config, images: int) -> tuple[int, int]:
@@ -124,10 +142,11 @@ def share_batch_norm_statistics(model: nn.Module) -> None:
 def evaluate(model: nn.Module, images: Images) -> float:
     """The share of these images that the model gets right; each rank tries its part of them."""
     model.eval()
+    place = next(model.parameters()).device
     correct = torch.zeros((), dtype=torch.int64)
     order = data.evaluation_order(len(images), group.rank(), group.world())
     for pixels, labels in images.batches(order, EVALUATION_BATCH):
-        correct += (model(pixels).argmax(dim=1) == labels).sum()
+        correct += (model(pixels.to(place)).argmax(dim=1).cpu() == labels).sum()
     group.add_over_ranks(correct)
     return correct.item() / len(images)
 
@@ -135,7 +154,7 @@ def evaluate(model: nn.Module, images: Images) -> float:
 def report_epoch(metrics: Metrics, accuracy: float) -> None:
     """Print how the epoch went, over all ranks; end the training if it went nowhere."""
     epoch = metrics.this_epoch
-    sums = torch.tensor([epoch.loss_sum, epoch.steps, epoch.samples_per_s], dtype=torch.float64)
+    sums = torch.tensor([epoch.loss_sum, epoch.losses or 1, epoch.samples_per_s], dtype=torch.float64)
     group.add_over_ranks(sums)
     loss_sum, steps, samples_per_s = sums.tolist()
     loss = loss_sum / steps
@@ -149,7 +168,9 @@ def report_epoch(metrics: Metrics, accuracy: float) -> None:
 
 def introduction(config: Config, dataset: Dataset, epochs: int, steps: int) -> str:
     ranks = (
-        f"{config.world_size} ranks" if config.world_size > 1 else "one process alone, nothing to synchronise"
+        f"{config.world_size} ranks"
+        if config.world_size > 1
+        else "one process alone, nothing to synchronise (as --sync serial)"
     )
     return (
         f"{config.model} on {ranks}: {len(dataset.train):,} images ({config.data}), "

@@ -15,17 +15,29 @@ def backward(flat: Flat, model: nn.Module) -> None:
     model(torch.ones(2, 1, 28, 28)).square().sum().backward()
 
 
-def test_a_backward_pass_fills_the_flat_gradients_in_the_models_order() -> None:
-    def work(_: int) -> bool:
+def test_a_backward_pass_fills_the_flat_gradients_vectors_first() -> None:
+    def work(_: int) -> tuple[bool, bool, bool]:
         model = MODELS["bn-cnn"]()
         flat = Flat(model)
         backward(flat, model)
         backward(flat, model)  # the connection also holds the second time
-        own = [parameter.grad for parameter in model.parameters()]
-        expected = torch.cat([gradient.reshape(-1) for gradient in own if gradient is not None])
-        return bool(flat.gradients.any()) and torch.equal(flat.gradients, expected)
+        own = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        vectors = torch.cat([gradient for gradient in own if gradient.dim() < 2])
+        matrices = torch.cat([gradient.reshape(-1) for gradient in own if gradient.dim() > 1])
+        return (
+            bool(flat.gradients.any()) and torch.equal(flat.gradients, torch.cat([vectors, matrices])),
+            torch.equal(flat.vectors, vectors),
+            torch.equal(flat.matrices[: len(matrices)], matrices)
+            and not flat.matrices[len(matrices) :].any(),
+        )
 
-    assert each(1, work) == [True]
+    assert each(1, work) == [(True, True, True)]
+
+
+def test_there_is_room_for_a_whole_block_at_the_end() -> None:
+    model = nn.Linear(30, 10)
+    flat = Flat(model)
+    assert (len(flat.vectors), len(flat.gradients), len(flat.matrices)) == (10, 310, 512)
 
 
 def test_changing_the_flat_parameters_changes_the_model() -> None:

@@ -3,12 +3,21 @@ from __future__ import annotations
 import json
 import math
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.trainer.ranks import records
 from trainer.metrics import Lines, Metrics
+
+
+@dataclass
+class Sent:
+    """What a strategy has counted."""
+
+    bytes_sent: int
+    skipped: int = 0
 
 
 @pytest.fixture
@@ -27,7 +36,7 @@ def test_records_are_means_since_the_last_one_and_a_quarter_of_a_second_apart(
     rank.epoch_begins()
     for step in range(1, 6):
         now[0] += 0.1
-        rank.step_done(loss=float(step), samples=16, comm_seconds=0.02, bytes_sent=100 * step)
+        rank.step_done(loss=float(step), samples=16, comm_seconds=0.02, sync=Sent(100 * step))
     (record,) = records(path)
     assert record.pop("time") > 0
     assert record == {
@@ -51,7 +60,7 @@ def test_an_epoch_ends_with_its_accuracy_and_what_was_not_reported_yet(
     for accuracy in (0.5, 0.75):
         rank.epoch_begins()
         now[0] += 0.1
-        rank.step_done(loss=1 - accuracy, samples=16, comm_seconds=0.0, bytes_sent=0)
+        rank.step_done(loss=1 - accuracy, samples=16, comm_seconds=0.0, sync=Sent(0))
         rank.epoch_done(accuracy)
     told = [(r["epoch"], r["step"], r["loss"], r["accuracy"]) for r in records(path)]
     assert told == [(1, 1, 0.5, 0.5), (2, 2, 0.25, 0.75)]
@@ -65,7 +74,7 @@ def test_the_last_record_is_marked_and_has_the_means_of_the_whole_run(
     rank.epoch_begins()
     for loss, seconds in ((3.0, 1.0), (1.0, 3.0)):
         now[0] += seconds
-        rank.step_done(loss, samples=8, comm_seconds=0.5, bytes_sent=7)
+        rank.step_done(loss, samples=8, comm_seconds=0.5, sync=Sent(7))
     rank.epoch_done(0.9)
     rank.run_done(0.9, "abc")
     last = records(path)[-1]
@@ -77,10 +86,20 @@ def test_a_loss_that_is_no_number_is_null_so_that_every_line_is_json(tmp_path: P
     path = tmp_path / "metrics.jsonl"
     rank = Metrics(str(path), steps=1, epochs=1)
     rank.epoch_begins()
-    rank.step_done(math.nan, samples=1, comm_seconds=0.0, bytes_sent=0)
+    rank.step_done(math.nan, samples=1, comm_seconds=0.0, sync=Sent(0))
     rank.epoch_done(0.1)
     assert records(path)[-1]["loss"] is None
     assert "NaN" not in path.read_text()
+
+
+def test_a_step_that_was_left_out_has_no_part_in_the_mean_loss_and_is_counted(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    rank = Metrics(str(path), steps=3, epochs=1)
+    rank.epoch_begins()
+    for loss, skipped in ((2.0, 0), (None, 1), (4.0, 1)):
+        rank.step_done(loss, samples=1, comm_seconds=0.0, sync=Sent(0, skipped))
+    rank.epoch_done(0.1)
+    assert (records(path)[-1]["loss"], records(path)[-1]["skipped"]) == (3.0, 1)
 
 
 def test_a_line_is_one_write_and_comes_after_what_others_wrote(

@@ -6,7 +6,7 @@ import torch
 from trainer.models import MODELS
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("bn-cnn", 29_034)])
+@pytest.mark.parametrize(("name", "parameters"), [("bn-cnn", 29_034), ("mnist-cnn", 1_199_882)])
 def test_a_model_has_as_many_parameters_as_documented(name: str, parameters: int) -> None:
     assert sum(parameter.numel() for parameter in MODELS[name]().parameters()) == parameters
 

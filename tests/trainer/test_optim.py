@@ -22,8 +22,8 @@ def test_it_steps_as_torchs_own_sgd_does(tmp_path: Path, monkeypatch: pytest.Mon
         reference = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
         for lr in (0.1, 0.05, 0.2):
             flat.gradients.normal_()
-            theirs.weight.grad = flat.gradients[:1000].view(20, 50).clone()
-            theirs.bias.grad = flat.gradients[1000:].clone()
+            theirs.bias.grad = flat.gradients[:20].clone()
+            theirs.weight.grad = flat.gradients[20:].view(20, 50).clone()
             reference.param_groups[0]["lr"] = lr
             reference.step()
             optimizer.step(lr)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.trainer import idx
 from tests.trainer.ranks import together, trained
-from trainer import data
+from trainer import agree, data, group
+from trainer.compress import FORMATS
 from trainer.config import DEFAULT_EPOCHS, Config
-from trainer.errors import TrainerError
+from trainer.errors import InputError, TrainerError
 from trainer.models import MODELS
+from trainer.optim import SGD
 from trainer.sync import STRATEGIES
 from trainer.train import planned, share_batch_norm_statistics, train_on
 
@@ -24,9 +27,14 @@ def small(tmp_path: Path) -> str:
     return str(idx.write(tmp_path / "small", idx.mnist(40, 3)))
 
 
-@pytest.mark.parametrize("sync", sorted(STRATEGIES))
-def test_all_ranks_end_with_the_same_parameters(sync: str, tmp_path: Path) -> None:
-    outcomes = trained(3, tmp_path, "--sync", sync, "--steps", "5")
+TOGETHER = [name for name in STRATEGIES if name != "serial"]
+WAYS = [[name] for name in TOGETHER] + [["ring", "--compress", name] for name in FORMATS if name != "none"]
+
+
+@pytest.mark.usefixtures("with_ddp")
+@pytest.mark.parametrize("way", WAYS, ids=" ".join)
+def test_all_ranks_end_with_the_same_parameters(way: list[str], tmp_path: Path, small: str) -> None:
+    outcomes = trained(3, tmp_path, "--data", small, "--sync", *way, "--steps", "5", "--check-sync", "2")
     assert [outcome.exit_code for outcome in outcomes] == [0, 0, 0], [outcome.err for outcome in outcomes]
     assert len({outcome.last["parameters_sha256"] for outcome in outcomes}) == 1
     assert len({outcome.last["accuracy"] for outcome in outcomes}) == 1
@@ -34,8 +42,10 @@ def test_all_ranks_end_with_the_same_parameters(sync: str, tmp_path: Path) -> No
     assert len({outcome.last["loss"] for outcome in outcomes}) == 3
 
 
-def test_the_strategies_lead_to_the_same_loss(tmp_path: Path) -> None:
-    losses = [trained(2, tmp_path, "--sync", sync, "--steps", "8")[0].last["loss"] for sync in STRATEGIES]
+@pytest.mark.usefixtures("with_ddp")
+def test_the_strategies_lead_to_the_same_loss(tmp_path: Path, small: str) -> None:
+    options = ["--data", small, "--steps", "8"]
+    losses = [trained(2, tmp_path, *options, "--sync", sync)[0].last["loss"] for sync in TOGETHER]
     assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-3)
 
 
@@ -85,6 +95,7 @@ def test_every_record_says_how_far_it_is(tmp_path: Path, small: str) -> None:
     ]
     assert rank_0.last["final"] is True
     assert rank_0.last["bytes_sent"] + rank_1.last["bytes_sent"] == 6 * 2 * 29_034 * 4
+    assert "skipped" not in rank_0.last
     for record in rank_0.records:
         assert {"time", "loss", "samples_per_s", "step_ms", "comm_ms", "bytes_sent"} <= set(record)
 
@@ -92,7 +103,7 @@ def test_every_record_says_how_far_it_is(tmp_path: Path, small: str) -> None:
 def test_one_process_trains_alone_and_says_so(tmp_path: Path, small: str) -> None:
     (outcome,) = trained(1, tmp_path, "--data", small, "--epochs", "1")
     assert outcome.exit_code == 0
-    assert "one process alone, nothing to synchronise" in outcome.out
+    assert "one process alone, nothing to synchronise (as --sync serial)" in outcome.out
     assert outcome.last["bytes_sent"] == 0
 
 
@@ -105,7 +116,76 @@ def test_more_ranks_than_test_images_is_no_problem(tmp_path: Path, small: str) -
 def test_a_learning_rate_that_is_far_too_large_ends_with_advice(tmp_path: Path, small: str) -> None:
     for outcome in trained(2, tmp_path, "--data", small, "--lr", "1e30", "--epochs", "2"):
         assert outcome.exit_code == 1
-        assert outcome.err == "trainer: the loss became nan in epoch 1: try a smaller --lr\n"
+        assert outcome.err.startswith("trainer: the gradient of rank ")
+        assert "try a smaller --lr" in outcome.err
+        assert outcome.err.count("\n") == 1
+
+
+def test_steps_that_are_not_finite_can_be_left_out_and_are_told(tmp_path: Path, small: str) -> None:
+    options = ["--data", small, "--lr", "1e30", "--steps", "4", "--on-nonfinite", "skip"]
+    rank_0, rank_1 = trained(2, tmp_path, *options)
+    assert (rank_0.exit_code, rank_1.exit_code) == (0, 0), rank_0.err
+    assert rank_0.last["skipped"] == rank_1.last["skipped"] > 0
+    assert "step left out (1 so far)" in rank_0.out
+
+
+def test_a_rank_that_drifts_away_is_named_at_the_next_comparison(
+    tmp_path: Path, small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_step = SGD.step
+
+    def step(self: SGD, lr: float) -> None:
+        real_step(self, lr)
+        if group.rank() == 1:
+            self.flat.parameters[17] += 1e-6
+
+    monkeypatch.setattr(SGD, "step", step)
+
+    def work(rank: int) -> str:
+        config = Config(rank=rank, world_size=3, steps=4, check_sync=2)
+        with pytest.raises(TrainerError) as caught:
+            train_on(data.load(small, os.environ), config)
+        return str(caught.value)
+
+    for message in together(3, tmp_path, work):
+        assert message.startswith("rank 1 drifted: after step 2 its parameters differ from the other ranks'")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 7}, "rank 2 has --seed 7 where the others have 0"),
+        ({"sync": "all-reduce"}, "rank 2 has --sync all-reduce where the others have ring"),
+        ({"compress": "int8"}, "rank 2 has --compress int8 where the others have none"),
+        ({"model": "mnist-cnn"}, "rank 2 has --model mnist-cnn where the others have bn-cnn"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_rank_that_was_told_something_else_is_named_before_the_first_step(
+    change: dict[str, Any], message: str, tmp_path: Path, small: str
+) -> None:
+    def work(rank: int) -> str:
+        config = Config(rank=rank, world_size=3, steps=1, **(change if rank == 2 else {}))
+        with pytest.raises(InputError) as caught:
+            train_on(data.load(small, os.environ), config)
+        return str(caught.value)
+
+    for said in together(3, tmp_path, work):
+        assert said.startswith(message)
+
+
+def test_a_rank_with_other_code_is_named_before_the_first_step(
+    tmp_path: Path, small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(rank: int) -> str:
+        if rank == 0:
+            monkeypatch.setattr(agree, "code_digest", lambda: "0123456789abcdef")
+        with pytest.raises(InputError) as caught:
+            train_on(data.load(small, os.environ), Config(rank=rank, world_size=3, steps=1))
+        return str(caught.value)
+
+    for said in together(3, tmp_path, work):
+        assert said.startswith("rank 0 has the trainer's code 0123456789ab where the others have ")
 
 
 def test_ranks_end_with_a_sentence_when_the_data_is_damaged(tmp_path: Path) -> None:

@@ -3,32 +3,51 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple
+
+from trainer.compress import AUTO, FORMATS
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import nn
 
-STRATEGIES: dict[str, str] = {
-    "ring": "trainer.sync.ring:Ring",
-    "all-reduce": "trainer.sync.all_reduce:AllReduce",
+    from trainer.config import Config
+    from trainer.flat import Flat
+    from trainer.sync.strategy import Strategy
+
+
+class Known(NamedTuple):
+    """What can be said of a strategy without importing torch."""
+
+    where: str  # "module:Class"
+    formats: tuple[str, ...] = ("none",)  # that it can carry
+    why: str = ""  # it cannot carry the others
+    devices: tuple[str, ...] = ("cpu", "cuda")
+
+
+STRATEGIES: dict[str, Known] = {
+    "serial": Known("trainer.sync.serial:Serial", why="one process alone sends nothing"),
+    "naive-ring": Known(
+        "trainer.sync.naive_ring:NaiveRing",
+        why="it would round the growing sum again at every rank",
+        devices=("cpu",),
+    ),
+    "ring": Known("trainer.sync.ring:Ring", formats=(*FORMATS, AUTO), devices=("cpu",)),
+    "all-reduce": Known("trainer.sync.all_reduce:AllReduce", why="the backend adds up what it is sent"),
+    "reduce-broadcast": Known(
+        "trainer.sync.reduce_broadcast:ReduceBroadcast", why="the backend adds up what it is sent"
+    ),
+    "ddp": Known(
+        "trainer.sync.ddp:DDP", formats=("none", "fp16"), why="of torch's own hooks only that one is offered"
+    ),
 }
-"""Name of each strategy, and where it is as "module:Class": text, so that names cost no import of torch."""
+"""Each strategy by its name."""
 
 
-class Strategy(Protocol):
-    """A way to average a tensor over all ranks. Each process makes one, after it has joined the group."""
+def create(model: nn.Module, flat: Flat, config: Config) -> Strategy:
+    """The strategy that `config` asks for; alone, every one of them is `serial`."""
+    from trainer import group
 
-    bytes_sent: int
-    """What this rank has sent so far."""
-
-    def average(self, flat: Tensor) -> None:
-        """Replace `flat` (one-dimensional, contiguous) by its mean over all ranks, the same bits on each.
-
-        Every rank must call this with as many elements. With one rank it changes nothing.
-        """
-
-
-def create(name: str) -> Strategy:
-    """A new strategy by its name in STRATEGIES."""
-    module, _, attribute = STRATEGIES[name].partition(":")
-    return cast(Strategy, getattr(importlib.import_module(module), attribute)())
+    name = config.sync if group.world() > 1 else "serial"
+    module, _, attribute = STRATEGIES[name].where.partition(":")
+    made: Strategy = getattr(importlib.import_module(module), attribute)(model, flat, config)
+    return made

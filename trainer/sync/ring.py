@@ -1,62 +1,135 @@
-"""The bandwidth-optimal ring: reduce-scatter, then all-gather, each rank talking to its two neighbours only.
+"""The ring: gradients in buckets that travel while the backward pass still runs.
 
-The buffer is cut into as many chunks as there are ranks. In the first lap every chunk travels once around the
-ring and each rank adds its own part to it, so that each rank ends up with the finished sum of one chunk. In
-the second lap the finished chunks travel around. Each rank sends 2 (N-1)/N of the buffer in all, however many
-ranks there are.
+Uncompressed buckets go around a real ring (rings.py). Compressed ones go straight to the rank that adds them
+up (direct.py): as many bytes, but two roundings in all instead of one at every hop. Parameters of one
+dimension always travel in fp32.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 import torch
-import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-from trainer import group
+from trainer import compress
+from trainer.compress.powersgd import PowerSGD
+from trainer.config import Config
+from trainer.errors import InputError, TrainerError
+from trainer.flat import Flat
+from trainer.sync.buckets import Span
+from trainer.sync.choice import Choice
+from trainer.sync.direct import DirectMean
+from trainer.sync.overlap import Exchange, Overlapping
+from trainer.sync.rings import RingMean
 
 
-class Ring:
-    """Averages by passing chunks to the right and taking chunks from the left."""
+class Ring(Overlapping):
+    """Averages in buckets of `--bucket-mb`, in the format that `--compress` names."""
 
-    def __init__(self) -> None:
-        self.bytes_sent = 0
-        self._rank = group.rank()
-        self._world = group.world()
-        self._left = (self._rank - 1) % self._world
-        self._right = (self._rank + 1) % self._world
+    def __init__(self, model: nn.Module, flat: Flat, config: Config) -> None:
+        super().__init__(model, flat, config)
+        if config.compress != "none" and flat.gradients.dtype != torch.float32:
+            raise InputError(f"--compress {config.compress} needs an fp32 model, not {flat.gradients.dtype}")
+        self._residual: Tensor | None = None
+        self._low_rank: PowerSGD | None = None
+        self._tag = 0
+        self._choice = Choice(compress.AUTO_CHOICES) if config.compress == compress.AUTO else None
+        self.format = ""
+        """The name of the format in use."""
+        self._use_format(self._choice.trying if self._choice else config.compress)
 
-    def average(self, flat: Tensor) -> None:
-        rank, world = self._rank, self._world
-        chunks = flat.tensor_split(world)  # views; with fewer elements than ranks some are empty
-        # What arrives must not land on our own part: it has yet to be added to it. The first chunk is the
-        # largest.
-        incoming = torch.empty_like(chunks[0])
+    def begin(self) -> None:
+        if self._choice is not None:
+            self._choice.step_begins()
+        super().begin()
 
-        # First lap, reduce-scatter: in each step one chunk goes right and the one that comes from the left
-        # grows.
-        for step in range(world - 1):
-            growing = chunks[(rank - step - 1) % world]
-            arrived = incoming[: len(growing)]
-            self._pass(chunks[(rank - step) % world], arrived, tag=step)
-            growing += arrived
+    def finish(self) -> bool:
+        good = super().finish()
+        if self._choice is not None:
+            decided = self._choice.step_ends(self.bytes_sent)
+            if self._choice.trying != self.format:
+                self._use_format(self._choice.trying)
+            if decided:
+                self.notes.append(decided)
+                self._choice = None
+        return good
 
-        # The last chunk that grew here is now the sum over all ranks. Only this rank divides it: the others
-        # copy its bytes, which makes all ranks end with the same ones.
-        chunks[(rank + 1) % world].div_(world)
+    def state_dict(self) -> dict[str, Tensor]:
+        state = {"format": torch.tensor(list(self.format.encode()), dtype=torch.uint8)}
+        if self._residual is not None:
+            state["residual"] = self._residual
+        if self._low_rank is not None:
+            state["low_rank"] = self._low_rank.right
+        return state
 
-        # Second lap, all-gather: finished chunks go around and replace what was there.
-        for step in range(world - 1):
-            self._pass(chunks[(rank + 1 - step) % world], chunks[(rank - step) % world], tag=world + step)
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        name = bytes(state["format"].tolist()).decode()
+        if self.config.compress not in (compress.AUTO, name):
+            raise TrainerError(f"this was trained with --compress {name}, not {self.config.compress}")
+        self._choice = None
+        self._use_format(name)
+        if self._residual is not None:
+            self._residual.copy_(state["residual"])
+        if self._low_rank is not None:
+            self._low_rank.right.copy_(state["low_rank"])
 
-    def _pass(self, outgoing: Tensor, arriving: Tensor, tag: int) -> None:
-        """Send one chunk right while one comes in from the left. Empty ones stay: both ends know them.
+    def forget_nonfinite(self) -> None:
+        """A step that is left out takes along what the residual had added to it; the rest stays."""
+        if self._residual is not None:
+            self._residual.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        if self._low_rank is not None:
+            self._low_rank.start_anew()
 
-        The receive is posted first, so that what arrives has a place at once. The tag keeps the steps apart,
-        also between two ranks, where left and right are the same neighbour.
-        """
-        receiving = dist.irecv(arriving, self._left, tag=tag) if len(arriving) else None
-        sending = dist.isend(outgoing, self._right, tag=tag) if len(outgoing) else None
-        for transfer in (receiving, sending):
-            if transfer is not None:
-                transfer.wait()
-        self.bytes_sent += outgoing.nbytes
+    def _use_format(self, name: str) -> None:
+        self.format = name
+        self._residual = self._low_rank = None
+        self._tag = 0
+        self.use(list(self._exact() if name == "none" else self._compressed(name)))
+
+    def _exact(self) -> Iterator[tuple[Span, Exchange]]:
+        gradients = self.flat.gradients
+        for span in self.buckets(Span(0, len(gradients))):
+            yield span, self._tagged(RingMean(gradients[span.start : span.end], self._tag, self.look))
+
+    def _compressed(self, name: str) -> Iterator[tuple[Span, Exchange]]:
+        flat, first = self.flat, len(self.flat.vectors)
+        matrices = Span(first, first + len(flat.matrices))
+        if self.config.error_feedback and compress.load(name).feedback:
+            self._residual = torch.zeros_like(flat.matrices)
+        if name == compress.LOW_RANK:
+            self._low_rank = PowerSGD(
+                flat.matrices,
+                self.look,
+                self._shaped(flat.matrices),
+                self._shaped(self._residual),
+                self.config,
+            )
+            yield matrices, self._low_rank
+        else:
+            format = compress.create(name, self.config)
+            for span in self.buckets(matrices, format.block):
+                place = slice(span.start - first, span.end - first)
+                residual = None if self._residual is None else self._residual[place]
+                yield (
+                    span,
+                    self._tagged(DirectMean(flat.matrices[place], self._tag, self.look, format, residual)),
+                )
+        exact = compress.create("none", self.config)
+        yield Span(0, first), self._tagged(DirectMean(flat.vectors, self._tag, self.look, exact))
+
+    def _shaped(self, flat: Tensor | None) -> list[Tensor]:
+        """A tensor like `flat.matrices` as one matrix for each parameter."""
+        if flat is None:
+            return []
+        first = len(self.flat.vectors)
+        return [
+            flat[slot.start - first : slot.end - first].view(len(slot.parameter), -1)
+            for slot in self.flat.slots
+            if slot.start >= first and slot.end > slot.start
+        ]
+
+    def _tagged(self, exchange: RingMean | DirectMean) -> Exchange:
+        """Give the next exchange tags that this one does not use."""
+        self._tag += exchange.tags
+        return exchange
