@@ -12,6 +12,7 @@ from benchmarks.over_ssh import controller, over_ssh
 from benchmarks.preflight import all_pairs, preflight
 from benchmarks.push_tree import push_tree
 from benchmarks.startup import startup
+from benchmarks.sync_links import sync_links
 from benchmarks.workbench import Workbench
 
 Benchmark = Callable[[Workbench], Iterator[Measurement]]
@@ -26,4 +27,5 @@ BENCHMARKS: dict[str, Benchmark] = {
     "all_pairs": all_pairs,
     "push_tree": push_tree,
     "follow_hosts": follow_hosts,
+    "sync_links": sync_links,
 }

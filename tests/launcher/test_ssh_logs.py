@@ -197,7 +197,7 @@ def test_another_controller_finds_follows_and_ends_the_run_and_nothing_is_left(
     cluster: Hosts, tmp_path: Path, elsewhere: Any
 ) -> None:
     listen = (
-        "import socket, time; s = socket.create_server(('', 0)); print('up', flush=True); time.sleep(1000)"
+        "import os, socket, time; s = socket.create_server(('', 0)); os.write(1, b'up\\n'); time.sleep(1000)"
     )
     run = detach("--", "sh", "-c", f'python3 -c "{listen}" & {COUNT}')
     elsewhere()
