@@ -77,7 +77,8 @@ class SshTransport:
         except TimeoutError:
             raise TimedOut(self.host.name, timeout, bytes(out), after_mark(bytes(err))[1]) from None
         finally:
-            channel.close()
+            with contextlib.suppress(EOFError, OSError):
+                channel.close()
         if channel.exit_status == -1:
             alive = channel.get_transport().is_active()
             what = "was killed" if alive else "ran, but the connection was lost"
@@ -193,7 +194,8 @@ class SshChannel:
             send_all(self._channel, data)
 
     def end_input(self) -> None:
-        self._channel.shutdown_write()
+        with translated(self._host):
+            self._channel.shutdown_write()
 
     def errors(self) -> bytes:
         while self._channel.recv_stderr_ready():
@@ -204,7 +206,8 @@ class SshChannel:
         return said
 
     def close(self) -> None:
-        self._channel.close()
+        with contextlib.suppress(EOFError, OSError, paramiko.SSHException):  # the connection is gone already
+            self._channel.close()
 
 
 def not_installed(host: Host, done: Completed) -> HostError:
