@@ -377,7 +377,7 @@ FAULTS = [
 
 @pytest.mark.parametrize("fault", FAULTS, ids=[f"{n}-{fault.name}" for n, fault in enumerate(FAULTS)])
 def test_each_fault_is_found_under_its_name_and_gone_once_it_is_mended(cluster: Hosts, fault: Fault) -> None:
-    inventory(cluster, THREE if fault.name == "firewall" else TWO)
+    inventory(cluster, ALL if fault.name == "firewall" else TWO)
     fault.put(cluster)
     try:
         found = look(*fault.command, **fault.options)
