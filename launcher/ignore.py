@@ -23,25 +23,28 @@ def ignore_rules(root: Path) -> Ignored:
 
 
 def ignore_matcher(lines: Iterable[str]) -> Ignored:
-    """Like .gitignore: the last rule that matches a path, or a folder it is in, decides."""
+    """Like .gitignore: the last rule that matches a path decides, but what is in an ignored folder stays so.
+
+    A path that ends in a slash is a folder."""
     rules = []
     for line in lines:
         rule = re.sub(r"(?<!\\)\s+$", "", line)
         if rule and not rule.startswith("#"):
             rules.append((rule.startswith("!"), ignore_pattern(rule.removeprefix("!"))))
 
+    def matched(path: str) -> bool:
+        return next((not keep for keep, pattern in reversed(rules) if pattern.match(path)), False)
+
     def ignored(path: str) -> bool:
-        verdict = False
-        for keep, pattern in rules:
-            if pattern.match(path):
-                verdict = not keep
-        return verdict
+        parts = path.rstrip("/").split("/")
+        folders = ("/".join(parts[:depth]) + "/" for depth in range(1, len(parts)))
+        return any(map(matched, folders)) or matched(path)
 
     return ignored
 
 
-RULE_PARTS = re.compile(r"(\\.|\*\*/|\*\*|\*|\?|\[[!^]?\]?(?:\[:\w+:\]|[^\]])*\])", re.S)
-WILD = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+RULE_PARTS = re.compile(r"(\\.|\*\*/|/\*\*\Z|\*+|\?|\[[!^]?\]?(?:\[:\w+:\]|[^\]])*\])", re.S)
+WILD = {"**/": "(?:.*/)?", "/**": "/.+", "?": "[^/]"}
 CLASSES = {
     "alnum": "0-9A-Za-z",
     "alpha": "A-Za-z",
@@ -64,9 +67,11 @@ def ignore_pattern(rule: str) -> re.Pattern[str]:
             body += re.escape(part[1])
         elif part.startswith("[") and part.endswith("]"):
             body += one_of(part[1:-1])
-        else:
+        elif part.strip("*"):
             body += WILD.get(part, re.escape(part))
-    tail = "/.*" if rule.endswith("/") else "(?:/.*)?"
+        else:
+            body += "[^/]*" if part else ""
+    tail = "/" if rule.endswith("/") else "/?"
     try:
         return re.compile(("" if anchored else "(?:.*/)?") + body + tail + r"\Z", re.S)
     except re.error as error:

@@ -215,6 +215,9 @@ def test_ringignore_is_read_as_git_reads_gitignore() -> None:
         ["a[]]", "a\\*b", ".*"],
         ["tail\\ ", "/a1", "sub/**/*.log"],
         ["a?", "!a3", "# a3", "[z", "sub/   "],
+        ["sub/", "!sub/a2"],
+        ["*", "!a1", "!*.log"],
+        ["sub/**", "!sub/a2", "!sub/deep/", "a**"],
     ]
     git("init", "-q")
     for lines in rules:
