@@ -7,12 +7,13 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 HOST_SIDE := $(addprefix launcher/,hostd.py hoststore.py hostenv.py hostlook.py preflight/probe.py preflight/hostfacts.py preflight/mesh.py)
 SOURCES := launcher trainer tests benchmarks scripts examples
 
-.PHONY: help demo test lint bench cluster cluster-down clean
+.PHONY: help demo test lint bench bench-full cluster cluster-down clean
 
 help:
 	@echo "make demo          train 4 ranks on this machine"
 	@echo "make test          lint, types and tests"
 	@echo "make bench         speed, beside what people would use instead"
+	@echo "make bench-full    also what takes longer; MNIST=DIR names the folder of the whole MNIST"
 	@echo "make cluster N=4 RATE=200mbit   test hosts to try ringctl on; make cluster-down ends them"
 
 demo: $(VENV)/.demo
@@ -29,6 +30,9 @@ lint: $(VENV)/.dev
 
 bench: $(VENV)/.dev $(VENV)/.debian
 	$(BIN)/python -m benchmarks
+
+bench-full: $(VENV)/.dev $(VENV)/.debian
+	MNIST="$(MNIST)" $(BIN)/python -m benchmarks --full
 
 cluster: $(VENV)/.dev $(VENV)/.debian
 	$(BIN)/python scripts/cluster up --hosts $(or $(N),4) $(if $(RATE),--rate $(RATE))

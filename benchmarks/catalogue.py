@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from benchmarks.accuracy import accuracy
 from benchmarks.first_collective import first_collective
 from benchmarks.follow_hosts import follow_hosts
 from benchmarks.log_throughput import log_throughput
@@ -13,6 +14,7 @@ from benchmarks.preflight import all_pairs, preflight
 from benchmarks.push_tree import push_tree
 from benchmarks.startup import startup
 from benchmarks.sync_links import sync_links
+from benchmarks.sync_memory import sync_memory
 from benchmarks.workbench import Workbench
 
 Benchmark = Callable[[Workbench], Iterator[Measurement]]
@@ -28,4 +30,8 @@ BENCHMARKS: dict[str, Benchmark] = {
     "push_tree": push_tree,
     "follow_hosts": follow_hosts,
     "sync_links": sync_links,
+    "sync_memory": sync_memory,
 }
+
+LONG: dict[str, Benchmark] = {"accuracy": accuracy}
+"""Those that take longer than anyone waits for: `make bench-full`."""

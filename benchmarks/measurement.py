@@ -6,8 +6,9 @@ import statistics
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Unit = Literal["s", "lines/s", "lines", ""]
-Statistic = Literal["median", "best", "worst"]
+Unit = Literal["s", "lines/s", "lines", "MB", "%", ""]
+Statistic = Literal["median", "mean", "best", "worst"]
+OTHER_WAY = {"at most": "at least", "at least": "at most"}
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,9 @@ class Series:
     def figure(self, statistic: Statistic) -> float:
         if statistic == "median":
             return statistics.median(self.values)
-        lower_is_better = self.unit == "s"
+        if statistic == "mean":
+            return statistics.fmean(self.values)
+        lower_is_better = self.unit in ("s", "MB")
         return min(self.values) if lower_is_better == (statistic == "best") else max(self.values)
 
 
@@ -36,6 +39,8 @@ class Target:
     def text(self, unit: Unit) -> str:
         if self.of == "ratio":
             return f"{self.bound} {self.limit:g}x"
+        if self.of == "difference" and self.limit < 0:
+            return f"{OTHER_WAY[self.bound]} {quantity(-self.limit, unit)} less"
         more = " more" if self.of == "difference" else ""
         return f"{self.bound} {quantity(self.limit, unit)}{more}"
 
@@ -46,7 +51,8 @@ class Measurement:
 
     `statistic` says what stands for a series. The median is for ratios: what disturbs the machine
     disturbs both sides. A limit in absolute figures is judged by the best run, which is the
-    nearest to what the work itself costs; a promise that must always hold, by the worst."""
+    nearest to what the work itself costs; a promise that must always hold, by the worst; accuracy over
+    several seeds by the mean."""
 
     what: str
     ours: Series
@@ -93,6 +99,8 @@ def side_json(series: Series, statistic: Statistic) -> dict[str, Any]:
 
 def quantity(value: float, unit: Unit) -> str:
     """A figure as people read it: 187 ms, 2.31 s, 100,000 lines/s."""
+    if unit == "%":
+        return f"{value:.2f} %"
     if unit != "s":
         return f"{value:,.0f} {unit}"
     return f"{value * 1000:.0f} ms" if abs(value) < 1 else f"{value:.2f} s"

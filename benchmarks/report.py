@@ -10,7 +10,8 @@ from benchmarks.measurement import Measurement, quantity
 HEADER = ("WHAT", "OURS", "THEIRS", "", "RATIO", "TARGET", "REACHED", "BY")
 LEGEND = """\
 RATIO is ours divided by theirs. BY says which of the alternating runs the figures are: the median where
-a ratio counts, the best where an absolute limit does, the worst where it must hold every time."""
+a ratio counts, the best where an absolute limit does, the worst where it must hold every time, the mean
+where seeds differ."""
 
 
 def table(measurements: Sequence[Measurement]) -> list[str]:
