@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher import __version__, cli_env, cli_explain, cli_hosts, cli_init, cli_preflight
+from launcher import __version__, cli_bench, cli_env, cli_explain, cli_hosts, cli_init, cli_preflight
 from launcher.cli_shared import (
     agents_of,
     all_runs,
@@ -31,6 +31,7 @@ from launcher.errors import HostError, InputError, RingctlError
 if TYPE_CHECKING:
     from launcher.ask import Asked
     from launcher.model import Plan
+    from launcher.render import RunScreen
 
 
 def main() -> None:
@@ -159,12 +160,14 @@ def launch(
     return launch_and_watch(asked, preflight=not skip_preflight, detach=detach, as_json=as_json)
 
 
-def launch_and_watch(asked: Asked, *, preflight: bool, detach: bool, as_json: bool) -> int:
+def launch_and_watch(
+    asked: Asked, *, preflight: bool, detach: bool, as_json: bool, screen: RunScreen | None = None
+) -> int:
     """Start the run and, unless it is to go on by itself, show it to its end; the exit code."""
     from launcher import fold, render, run, watch
 
     interrupts = watch.Interrupts()
-    screen = render.screen_for(as_json)
+    screen = screen or render.screen_for(as_json)
     try:
         plan, agents = run.launch(
             asked.inventory, asked.options, pool(), asked.snapshot, screen, interrupts, preflight=preflight
@@ -419,6 +422,7 @@ cli.add_command(cli_hosts.execute)
 cli.add_command(cli_hosts.push)
 cli.add_command(cli_env.env)
 cli.add_command(cli_explain.explain)
+cli.add_command(cli_bench.bench)
 
 
 # --- completion ----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from launcher import text
 from launcher.logs import Group, fold_repeats, line_writer, visible
@@ -61,6 +61,19 @@ def write_out(data: bytes) -> None:
 
 def say(lines: list[str]) -> None:
     write_out("".join(line + "\n" for line in lines).encode("utf-8", "surrogateescape"))
+
+
+class RunScreen(Protocol):
+    """A screen (see watch.Screen) that is open while the run is watched, and then tells how it ended."""
+
+    def __enter__(self) -> None: ...
+    def __exit__(
+        self, kind: type | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def plan(self, plan: Plan) -> None: ...
+    def show(self, events: list[Event], state: RunState) -> None: ...
+    def note(self, words: str, /) -> None: ...
+    def finish(self, outcome: Outcome) -> None: ...
 
 
 class _Context:
@@ -127,6 +140,8 @@ class LiveScreen:
         self._live = Live(console=self.console, refresh_per_second=8, transient=True)
         self._waiting: list[Event] = []
         self._show_at = 0.0
+        self.kept: list[text.Row] = []  # a table to keep in sight
+        self.caption = ""
 
     def __enter__(self) -> None:
         self._live.start()
@@ -148,7 +163,8 @@ class LiveScreen:
         self._waiting += lines
         if self._waiting and time.monotonic() >= self._show_at:
             self._print_waiting()
-        self._live.update(progress(state))
+        bar = progress(state)
+        self._live.update(stacked(table(self.kept, self.caption), bar) if self.kept else bar)
 
     def note(self, words: str) -> None:
         self._print_waiting()
@@ -204,13 +220,19 @@ def progress(state: RunState) -> RenderableType:
     return grid
 
 
-def table(rows: list[text.Row]) -> RenderableType:
+def stacked(*parts: RenderableType) -> RenderableType:
+    from rich import console
+
+    return console.Group(*parts)
+
+
+def table(rows: list[text.Row], caption: str | None = None) -> RenderableType:
     """Rows of text as a light table; the first row is the header."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    result = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    result = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, caption=caption)
     for place, title in enumerate(rows[0]):
         result.add_column(title.lower(), overflow="fold", no_wrap=place == 0)  # an id broken in two is no use
     for row in rows[1:]:

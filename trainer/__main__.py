@@ -28,12 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the trainer with these options (the command line's if None) and return its exit code."""
     show_stacks_on_signal()
     try:
-        config = parse(sys.argv[1:] if argv is None else argv, os.environ)
-        if not config.check:
-            # Only now: importing torch takes seconds, and a mistake should be told at once.
-            from trainer.train import train
-
-            train(config)
+        start(sys.argv[1:] if argv is None else argv)
     except TrainerError as error:
         print(f"trainer: {error}", file=sys.stderr, flush=True)
         return error.exit_code
@@ -45,6 +40,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def start(words: Sequence[str]) -> None:
+    """Train, or compare ways to train, or only look at the options; as the words say."""
+    if "--bench" in words:
+        from trainer.bench import program
+
+        place = list(words).index("--bench")
+        program.start([*words[place + 1 :], *words[:place]])
+        return
+    config = parse(words, os.environ)
+    if not config.check:
+        # Only now: importing torch takes seconds, and a mistake should be told at once.
+        from trainer.train import train
+
+        train(config)
 
 
 def show_stacks_on_signal() -> None:

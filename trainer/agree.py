@@ -16,19 +16,26 @@ from trainer.errors import InputError, TrainerError
 COMPARED = (
     "sync", "compress", "topk_ratio", "powersgd_rank", "error_feedback", "on_nonfinite", "bucket_mb", "model",
     "data", "epochs", "steps", "batch_size", "lr", "momentum", "seed", "check_sync", "device", "backend",
+    "checkpoint_every", "resume",
 )  # fmt: skip
 
 
 def on_options(config: Config, training_images: int) -> None:
     """Return if all ranks were told the same and run the same code; InputError names who differs, and how."""
-    own: dict[str, Any] = {f"--{name.replace('_', '-')}": getattr(config, name) for name in COMPARED}
-    if config.data not in ("mini", "download"):
-        own["--data"] = "a folder"  # may be another one on each host
-    own |= {"training images": training_images, "the trainer's code": code_digest()[:12]}
+    own = options(config) | {"training images": training_images, "the trainer's code": code_digest()[:12]}
     told = [json.loads(text) for text in group.gather_texts(json.dumps(own))]
     difference = first_difference(told)
     if difference:
         raise InputError(f"{difference}: start all ranks with the same options and the same code")
+
+
+def options(config: Config) -> dict[str, Any]:
+    """The options that must be the same on all ranks."""
+    own = {f"--{name.replace('_', '-')}": getattr(config, name) for name in COMPARED}
+    for name, words in ("--data", ("mini", "download")), ("--resume", ("auto", "never")):
+        if own[name] not in words:
+            own[name] = "a folder"  # may be another one on each host
+    return own
 
 
 def on_parameters(sha256: str, step: int) -> None:

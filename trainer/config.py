@@ -35,6 +35,9 @@ class Config:
     on_nonfinite: str = "raise"  # what to do with a gradient that has an infinity or a NaN: or "skip"
     bucket_mb: float = 4.0  # least size of what travels together
     check_sync: int = 0  # compare all ranks' parameters every so many steps; 0: never
+    checkpoint_every: int = 0  # save every so many steps, and after the last one; 0: never
+    checkpoint_dir: str = "checkpoints"  # where to save, on each host
+    resume: str = "never"  # go on from a checkpoint: "auto", "never", or a folder that has some
     device: str = "auto"  # "auto", "cpu" or "cuda"
     backend: str = "auto"  # "auto", "gloo", "nccl" or "mpi"
     model: str = "bn-cnn"  # a name in MODELS
@@ -58,6 +61,8 @@ DEFAULT_EPOCHS = 3
 DEFAULTS = Config()
 FROM_OUTSIDE = (
     "threads",
+    "checkpoint-dir",
+    "resume",
     "init-method",
     "rank",
     "world-size",
@@ -72,7 +77,7 @@ PLACE_HELP = (
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
     """The Config that a command line and environment ask for; raises InputError on the first thing wrong."""
     parser = _parser()
-    given, unknown = parser.parse_known_args([_dashed(word) for word in argv])
+    given, unknown = parser.parse_known_args([dashed(word) for word in argv])
     if unknown:
         raise InputError(_unknown_option(unknown[0], parser))
     if given.data not in ("mini", "download") and given.check != "options":
@@ -87,11 +92,15 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
     options = vars(given) | {"rank": rank, "world_size": world_size, "init_method": init_method}
     options["threads"] = given.threads or _default_threads(environ)
     options["gloo_socket_ifname"] = given.gloo_socket_ifname or ""
+    options["checkpoint_dir"] = (
+        given.checkpoint_dir or environ.get("RINGCTL_CHECKPOINTS") or DEFAULTS.checkpoint_dir
+    )
+    options["resume"] = given.resume or ("auto" if given.checkpoint_every else DEFAULTS.resume)
     return Config(**options)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="python -m trainer",
         description="Train on all ranks at once. Every option is accepted with dashes or underscores.",
         allow_abbrev=False,
@@ -112,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     formats = (*FORMATS, AUTO)
     add(how, "compress", _one_of(formats), f"how gradients shrink: one of {', '.join(formats)}")
     add(how, "topk-ratio", _number(above=0, most=1), "share of the values that topk sends", "X")
-    add(how, "powersgd-rank", _whole(1, 1024), "columns of the two matrices of powersgd", "N")
+    add(how, "powersgd-rank", whole(1, 1024), "columns of the two matrices of powersgd", "N")
     how.add_argument(
         "--no-error-feedback",
         dest="error_feedback",
@@ -121,15 +130,31 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(how, "on-nonfinite", _one_of(("raise", "skip")), "end, or leave out, a step with inf or NaN", "DO")
     add(how, "bucket-mb", _number(above=0, most=1e6), "least size of what travels together", "MB")
-    add(how, "epochs", _whole(1), f"passes over the data; {DEFAULT_EPOCHS} unless --steps is given", "N")
-    add(how, "steps", _whole(1), "stop after this many steps in all, even inside an epoch", "N")
-    add(how, "batch-size", _whole(1), "images in a step, on each rank", "N")
+    add(how, "epochs", whole(1), f"passes over the data; {DEFAULT_EPOCHS} unless --steps is given", "N")
+    add(how, "steps", whole(1), "stop after this many steps in all, even inside an epoch", "N")
+    add(how, "batch-size", whole(1), "images in a step, on each rank", "N")
     add(how, "lr", _number(above=0), "learning rate of the first step; it falls to 0 over the run", "X")
     add(how, "momentum", _number(least=0, below=1), "of the gradient descent", "X")
-    add(how, "seed", _whole(0, 2**32 - 1), "same seed, same ranks, same machines: same result", "N")
-    add(how, "threads", _whole(1, 1024), "default: $OMP_NUM_THREADS, or as many as usable cores", "N")
+    add(how, "seed", whole(0, 2**32 - 1), "same seed, same ranks, same machines: same result", "N")
+    add(how, "threads", whole(1, 1024), "default: $OMP_NUM_THREADS, or as many as usable cores", "N")
     add(how, "timeout", _number(above=0, most=86400), "seconds to wait for the other ranks", "S")
-    add(how, "check-sync", _whole(0), "compare all ranks' parameters every N steps; 0: never", "N")
+    add(how, "check-sync", whole(0), "compare all ranks' parameters every N steps; 0: never", "N")
+    add(how, "checkpoint-every", whole(0), "save every N steps and after the last one; 0: never", "N")
+    add(
+        how,
+        "checkpoint-dir",
+        str,
+        "where, on each host; default: $RINGCTL_CHECKPOINTS, or checkpoints in the current folder",
+        "DIR",
+    )
+    add(
+        how,
+        "resume",
+        str,
+        "auto: go on from the newest checkpoint there, if there is one; never: start afresh and replace it; "
+        "DIR: go on from one in another folder; default: auto with --checkpoint-every, else never",
+        "auto|never|DIR",
+    )
     add(how, "device", _one_of(("auto", "cpu", "cuda")), "where to compute; auto: a GPU if there is one")
     add(how, "backend", _one_of(("auto", "gloo", "nccl", "mpi")), "what the ranks talk over")
     for option, only, text in (
@@ -139,8 +164,8 @@ def _parser() -> argparse.ArgumentParser:
         how.add_argument(option, dest="check", action="store_const", const=only, default="", help=text)
     hand = parser.add_argument_group("by hand; otherwise from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT")
     add(hand, "init-method", _tcp, "where rank 0 listens", "tcp://IP:PORT")
-    add(hand, "rank", _whole(0), "which rank this is, from 0", "R")
-    add(hand, "world-size", _whole(1), "how many ranks there are", "N")
+    add(hand, "rank", whole(0), "which rank this is, from 0", "R")
+    add(hand, "world-size", whole(1), "how many ranks there are", "N")
     add(hand, "gloo-socket-ifname", _interfaces, "network interface to the other ranks", "IF")
     return parser
 
@@ -164,7 +189,7 @@ def _refuse_impossible(given: argparse.Namespace) -> None:
         raise InputError("--backend nccl is between GPUs; use gloo, or --sync ddp and --device cuda")
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Raises what argparse would print, as a sentence that starts with the option."""
 
     def error(self, message: str) -> NoReturn:
@@ -172,7 +197,7 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(re.sub(r"^argument (\S+): ", r"\1 ", message))
 
 
-def _dashed(word: str) -> str:
+def dashed(word: str) -> str:
     """--init_method=x as --init-method=x."""
     if not word.startswith("--"):
         return word
@@ -185,10 +210,10 @@ def _unknown_option(word: str, parser: argparse.ArgumentParser) -> str:
         return f"{word!r} is not an option, and the trainer takes nothing else; see --help"
     option = word.partition("=")[0]
     known = [string for action in parser._actions for string in action.option_strings]
-    return f"there is no option {option}" + _nearest(option, known, "; see --help")
+    return f"there is no option {option}" + nearest(option, known, "; see --help")
 
 
-def _nearest(word: str, known: Collection[str], otherwise: str) -> str:
+def nearest(word: str, known: Collection[str], otherwise: str) -> str:
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"; did you mean {near[0]}?" if near else otherwise
 
@@ -202,13 +227,13 @@ def _one_of(names: Collection[str]) -> Callable[[str], str]:
         if name in names:
             return name
         raise argparse.ArgumentTypeError(
-            f"cannot be {text!r}" + _nearest(name, names, f"; it is one of {', '.join(names)}")
+            f"cannot be {text!r}" + nearest(name, names, f"; it is one of {', '.join(names)}")
         )
 
     return read
 
 
-def _whole(least: int, most: int | None = None) -> Callable[[str], int]:
+def whole(least: int, most: int | None = None) -> Callable[[str], int]:
     wanted = f"a whole number from {least} " + ("on" if most is None else f"to {most}")
 
     def read(text: str) -> int:
@@ -266,9 +291,9 @@ def _interfaces(text: str) -> str:
 
 def _place(given: argparse.Namespace, environ: Mapping[str, str]) -> tuple[int, int, str]:
     """Rank, world size and init method: options first, then torchrun's variables, then one process alone."""
-    rank = given.rank if given.rank is not None else _variable(environ, "RANK", _whole(0))
+    rank = given.rank if given.rank is not None else _variable(environ, "RANK", whole(0))
     world_size = (
-        given.world_size if given.world_size is not None else _variable(environ, "WORLD_SIZE", _whole(1))
+        given.world_size if given.world_size is not None else _variable(environ, "WORLD_SIZE", whole(1))
     )
     if rank is None and world_size is None and given.init_method is None:
         return 0, 1, ""
@@ -280,7 +305,7 @@ def _place(given: argparse.Namespace, environ: Mapping[str, str]) -> tuple[int, 
         return 0, 1, ""
     if given.init_method is not None:
         return rank, world_size, given.init_method
-    if not environ.get("MASTER_ADDR") or _variable(environ, "MASTER_PORT", _whole(1, 65535)) is None:
+    if not environ.get("MASTER_ADDR") or _variable(environ, "MASTER_PORT", whole(1, 65535)) is None:
         raise InputError(f"rank {rank} does not know where the {world_size} ranks meet: {PLACE_HELP}")
     return rank, world_size, "env://"  # also right under torchrun, whose agent may hold the store
 
@@ -297,6 +322,6 @@ def _variable(environ: Mapping[str, str], name: str, read: Callable[[str], int])
 
 def _default_threads(environ: Mapping[str, str]) -> int:
     try:
-        return _whole(1, 1024)(environ.get("OMP_NUM_THREADS", ""))
+        return whole(1, 1024)(environ.get("OMP_NUM_THREADS", ""))
     except argparse.ArgumentTypeError:  # not set, or one of the forms that only OpenMP reads
         return len(os.sched_getaffinity(0))

@@ -34,7 +34,7 @@ class Images:
 
     def batches(self, order: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The images with these numbers, `size` at a time (the last may be fewer), ready for a model."""
-        for chosen in torch.split(order, size):
+        for chosen in torch.split(order, size) if len(order) else ():
             pixels = self.pixels[chosen].unsqueeze(1).float().sub_(MEAN).div_(DEVIATION)
             # In this memory layout convolutions on a CPU take a third less time.
             yield pixels.to(memory_format=torch.channels_last), self.labels[chosen]

@@ -35,15 +35,16 @@ def world() -> int:
 
 
 @contextmanager
-def joined(config: Config) -> Iterator[None]:
-    """Be a member of the group inside the block; TrainerError if the others do not come, or go away."""
+def joined(config: Config, store: Store | None = None) -> Iterator[None]:
+    """Be a member of the group inside the block; TrainerError if the others do not come, or go away. They
+    meet in `store`, or where `config` says."""
     if config.world_size == 1:
         yield
         return
     if config.gloo_socket_ifname:
         os.environ["GLOO_SOCKET_IFNAME"] = config.gloo_socket_ifname
-    with _explained(f"rank {config.rank} could not meet the other {config.world_size - 1}"):
-        store = _store(config)
+    with explained(f"rank {config.rank} could not meet the other {config.world_size - 1}"):
+        store = meeting_place(config) if store is None else store
         if store is not None:
             _wait_until_all_are_here(store, config)
         dist.init_process_group(
@@ -54,13 +55,13 @@ def joined(config: Config) -> Iterator[None]:
             world_size=config.world_size,
             timeout=timedelta(seconds=config.timeout),
         )
-    with _explained(f"rank {config.rank} lost another rank, whose own output says why"):
+    with explained(f"rank {config.rank} lost another rank, whose own output says why"):
         yield
         dist.barrier()  # nobody leaves while another still needs it
         dist.destroy_process_group()
 
 
-def _store(config: Config) -> Store | None:
+def meeting_place(config: Config) -> Store | None:
     """Where the ranks meet, or None where torch has to find it: in a file, or in torchrun's own store."""
     if config.init_method == "env://":
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
@@ -149,7 +150,7 @@ def gather_texts(own: str) -> list[str]:
 
 
 @contextmanager
-def _explained(what: str) -> Iterator[None]:
+def explained(what: str) -> Iterator[None]:
     """Turn torch's and gloo's complaints about the network into a TrainerError that keeps their words."""
     try:
         yield

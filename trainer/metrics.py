@@ -24,8 +24,8 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 
 INTERVAL_S = 0.25
 
@@ -86,12 +86,13 @@ class Metrics:
         self.epoch = 0
         self.bytes_sent = self.skipped = 0
         self.whole_run, self.this_epoch, self._unwritten = Span(), Span(), Span()
+        self._begun_earlier = Span()  # part of the next epoch, from before a checkpoint
         self._ticked = self._written = time.monotonic()
         self._lines = Lines(path)
 
     def epoch_begins(self) -> None:
         self.epoch += 1
-        self.this_epoch = Span()
+        self.this_epoch, self._begun_earlier = self._begun_earlier, Span()
         self._ticked = time.monotonic()
 
     def step_done(self, loss: float | None, samples: int, comm_seconds: float, sync: Counters) -> None:
@@ -111,6 +112,16 @@ class Metrics:
     def run_done(self, accuracy: float, parameters_sha256: str) -> None:
         self._write(self.whole_run, accuracy=accuracy, final=True, parameters_sha256=parameters_sha256)
         self._lines.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far this rank is, and its sums, for `load_state_dict` before the first epoch begins."""
+        counts = {name: getattr(self, name) for name in ("step", "epoch", "bytes_sent", "skipped")}
+        return counts | {"whole_run": asdict(self.whole_run), "this_epoch": asdict(self.this_epoch)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.step, self.bytes_sent, self.skipped = state["step"], state["bytes_sent"], state["skipped"]
+        self.epoch = state["epoch"] - 1  # it begins again, and goes on
+        self.whole_run, self._begun_earlier = Span(**state["whole_run"]), Span(**state["this_epoch"])
 
     def _write(self, span: Span, **extra: object) -> None:
         progress = {"step": self.step, "steps": self.steps, "epoch": self.epoch, "epochs": self.epochs}

@@ -20,20 +20,22 @@ if __name__ == "__main__":
     sys.exit(main())
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from trainer import agree, data, device, group, sync
+from trainer import agree, checkpoint, data, device, group, sync
+from trainer.checkpoint import Checkpoints
 from trainer.config import DEFAULT_EPOCHS, Config
 from trainer.data import Dataset, Images
-from trainer.errors import TrainerError
+from trainer.errors import InputError, TrainerError
 from trainer.flat import Flat
 from trainer.metrics import Metrics
 from trainer.models import MODELS
 from trainer.optim import SGD
-from trainer.sync.strategy import Strategy
+from trainer.state import State, mean_statistics
 
 EVALUATION_BATCH = 250
+CHECKPOINT_TIMES, CHECKPOINT_MORE_BYTES = 8, 64 << 20  # most of a file: times the parameters, and bytes more
 DOWNLOAD_PATIENCE_S = 900.0  # how long the ranks wait for the slowest host to download
 
 
@@ -59,30 +61,62 @@ def train_on(dataset: Dataset, config: Config) -> nn.Module:
     torch.manual_seed(config.seed * 1_000_003 + group.rank())  # each rank drops out others
 
     epochs, steps = planned(config, len(dataset.train))
+    checkpoints = Checkpoints(
+        config.checkpoint_dir,
+        checkpoint.described(config, len(dataset.train), steps),
+        most_bytes=CHECKPOINT_TIMES * flat.parameters.nbytes + CHECKPOINT_MORE_BYTES,
+    )
+    if config.checkpoint_every:
+        checkpoints.prepare()
     metrics = Metrics(os.environ.get("RINGCTL_METRICS", ""), epochs=epochs, steps=steps)
     say(introduction(config, dataset, epochs, steps))
     strategy = sync.create(model, flat, config)
     try:
-        train_with(strategy, dataset, config, metrics)
+        state = State(model, SGD(flat, config.momentum), strategy, metrics)
+        if config.resume != "never":
+            go_on(state, checkpoints, dataset, config)
+        train_from(state, checkpoints, dataset, config)
     finally:
         strategy.close()
     return model
 
 
-def train_with(strategy: Strategy, dataset: Dataset, config: Config, metrics: Metrics) -> None:
-    """All epochs, and their reports."""
-    model, flat = strategy.model, strategy.flat
-    place = flat.parameters.device
-    optimizer = SGD(flat, config.momentum)
-    accuracy = 0.0
-    for epoch in range(metrics.epochs):
-        model.train()
+def go_on(state: State, checkpoints: Checkpoints, dataset: Dataset, config: Config) -> None:
+    """Put the training where its newest checkpoint was, if there is one."""
+    part = checkpoints.newest(config.resume)
+    if part is None:
+        say(f"no checkpoint in {checkpoints.folder} to go on from: this run starts at its first step")
+        return
+    if state.strategy.settles:
+        order = data.training_order(len(dataset.train), config.seed, 0, group.rank(), group.world())
+        for batch in dataset.train.batches(order[: config.batch_size], config.batch_size):
+            state.strategy.begin()
+            backward(state.strategy.model, batch)
+    failed = checkpoint.failures(
+        lambda: state.put_back(part.shared, part.own),
+        *(TrainerError, AttributeError, KeyError, RuntimeError, TypeError, ValueError),
+    )
+    if failed:
+        raise InputError(f"the checkpoint of step {part.step} does not fit: {failed}")
+    state.send_from_rank_0()
+    rest = "nothing is left to train" if part.step == state.metrics.steps else "it goes on from there"
+    say(f"{part.step:,} of {state.metrics.steps:,} steps were done at the newest checkpoint: {rest}")
+
+
+def train_from(state: State, checkpoints: Checkpoints, dataset: Dataset, config: Config) -> None:
+    """All epochs that are left, and their reports."""
+    strategy, metrics, flat = state.strategy, state.metrics, state.optimizer.flat
+    accuracy, is_saved = 0.0, True
+    for epoch in range(metrics.epoch, metrics.epochs):
+        strategy.model.train()
         metrics.epoch_begins()
         order = data.training_order(len(dataset.train), config.seed, epoch, group.rank(), group.world())
-        for pixels, labels in dataset.train.batches(order, config.batch_size):
+        # Some steps of this epoch may have been done before a checkpoint; the last epoch may be cut short.
+        begin = metrics.this_epoch.steps * config.batch_size
+        end = begin + (metrics.steps - metrics.step) * config.batch_size
+        for batch in dataset.train.batches(order[begin:end], config.batch_size):
             strategy.begin()
-            loss = cross_entropy(model(pixels.to(place)), labels.to(place))
-            loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
+            loss = backward(strategy.model, batch)
 
             began = time.monotonic()
             good = strategy.finish()
@@ -90,22 +124,35 @@ def train_with(strategy: Strategy, dataset: Dataset, config: Config, metrics: Me
 
             # The learning rate falls in a straight line, to be zero after the last step.
             if good:
-                optimizer.step(lr=config.lr * (1 - metrics.step / metrics.steps))
-            metrics.step_done(loss.item() if good else None, len(labels), comm_seconds, strategy)
+                state.optimizer.step(lr=config.lr * (1 - metrics.step / metrics.steps))
+            metrics.step_done(loss.item() if good else None, len(batch[1]), comm_seconds, strategy)
             while strategy.notes:
                 say(strategy.notes.pop(0))
             if config.check_sync and metrics.step % config.check_sync == 0:
                 agree.on_parameters(flat.sha256(), metrics.step)
-            if metrics.step == metrics.steps:
-                break
+            if config.checkpoint_every and (
+                metrics.step % config.checkpoint_every == 0 or metrics.step == metrics.steps
+            ):
+                is_saved = checkpoints.save(metrics.step, metrics.epoch, state.shared(), state.own())
 
-        share_batch_norm_statistics(model)
-        accuracy = evaluate(model, dataset.test)
+        share_batch_norm_statistics(state.model)
+        accuracy = evaluate(strategy.model, dataset.test)
         metrics.epoch_done(accuracy)
         report_epoch(metrics, accuracy)
 
     metrics.run_done(accuracy, flat.sha256())
     say(f"test accuracy {100 * accuracy:.1f} %")
+    if not is_saved:
+        raise TrainerError(f"the training is done, but its end could not be saved in {checkpoints.folder}")
+
+
+def backward(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """The loss of a batch, with its gradients on their way."""
+    place = next(model.parameters()).device
+    pixels, labels = batch
+    loss = cross_entropy(model(pixels.to(place)), labels.to(place))
+    loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
+    return loss
 
 
 def planned(config: Config, images: int) -> tuple[int, int]:
@@ -128,14 +175,10 @@ def share_batch_norm_statistics(model: nn.Module) -> None:
     In training each rank normalises with its own batches and gathers statistics of those. This makes them the
     same everywhere before they are used, which is in evaluation.
     """
-    statistics = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-    if not statistics:
-        return
-    together = torch.cat(statistics)
-    group.add_over_ranks(together)
-    together.div_(group.world())
-    for own, shared in zip(statistics, torch.split(together, [len(own) for own in statistics]), strict=True):
-        own.copy_(shared)
+    means = mean_statistics(model)
+    for name, buffer in model.named_buffers():
+        if name in means:
+            buffer.copy_(means[name])
 
 
 @torch.no_grad()

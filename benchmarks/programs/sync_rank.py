@@ -9,9 +9,6 @@ The last line of rank 0 is JSON: seconds of every round for each name, on the sl
 
 import json
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -19,6 +16,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from trainer import sync
+from trainer.bench import exchanging
+from trainer.bench.exchanging import Turn, take_turns
+from trainer.bench.options import Way
 from trainer.config import Config
 from trainer.flat import Flat
 from trainer.models import MODELS
@@ -26,37 +26,24 @@ from trainer.optim import SGD
 from trainer.sync.serial import Serial
 from trainer.sync.strategy import Strategy
 
-ELEMENTS = 3_000_000
-Turn = tuple[Callable[[], object], Callable[[], object]]  # to get ready, and what is timed
+BYTES = 12_000_000
 
 
 def configured(name: str) -> Config:
-    strategy, _, format = name.partition(":")
+    way = way_of(name)
     return Config(
-        sync=strategy, compress=format or "none", rank=dist.get_rank(), world_size=dist.get_world_size()
+        sync=way.sync, compress=way.compress, rank=dist.get_rank(), world_size=dist.get_world_size()
     )
+
+
+def way_of(name: str) -> Way:
+    sync, _, format = name.partition(":")
+    return Way(sync, format or "none")
 
 
 def mean(name: str) -> Turn:
     """Average 12 MB of random gradients."""
-    model = nn.ParameterList([nn.Parameter(torch.zeros(1000, ELEMENTS // 1000))])
-    if name == "gloo":
-        values = torch.randn(ELEMENTS)
-
-        def plain() -> None:
-            dist.all_reduce(values)
-            values.div_(dist.get_world_size())
-
-        return lambda: None, plain
-    # A mean of its own has no next message that could make up for what this one lost.
-    config = replace(configured(name), error_feedback=False)
-    made = sync.create(model, Flat(model), config)
-
-    def ready() -> None:
-        made.begin()
-        made.flat.gradients.normal_()
-
-    return ready, made.meet
+    return exchanging.mean(way_of(name), exchanging.gradients(BYTES), Config())
 
 
 def step(name: str) -> Turn:
@@ -75,7 +62,7 @@ def step(name: str) -> Turn:
         made.finish()
         optimizer.step(lr=0.001)
 
-    return lambda: None, once
+    return Turn(once)
 
 
 class Alone(Serial):
@@ -91,17 +78,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(dist.get_rank())
     contestants = {name: {"mean": mean, "step": step}[kind](name) for name in names}
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(rounds + 1):
-        for name, (ready, once) in contestants.items():
-            ready()
-            dist.barrier()
-            began = time.perf_counter()
-            once()
-            took = torch.tensor(time.perf_counter() - began)
-            dist.all_reduce(took, op=dist.ReduceOp.MAX)
-            if number:  # the first round opens connections and fills caches
-                seconds[name].append(took.item())
+    seconds = take_turns(contestants, rounds)
     if dist.get_rank() == 0:
         print(json.dumps(seconds), flush=True)
     dist.barrier()

@@ -5,6 +5,7 @@ Tests must not run a backward pass in this process: torch refuses one in a proce
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -31,6 +32,7 @@ DEADLINE_S = 90.0
 def each(count: int, work: Callable[[int], Any], *, dying: Collection[int] = ()) -> list[Any]:
     """What `work(number)` returns in each of `count` processes at once; None for those meant to die of it."""
     context = multiprocessing.get_context("fork")
+    gc.freeze()  # a look through all of torch would copy its pages in each process
     started = []
     for number in range(count):
         receiver, sender = context.Pipe(duplex=False)

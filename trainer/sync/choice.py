@@ -34,7 +34,7 @@ class Choice:
         self._began = time.monotonic()
 
     def step_ends(self, bytes_sent: int) -> str:
-        """Count the step; returns "" until the choice is made, then what it is and why."""
+        """Count a step that sent so much; returns "" until the choice is made, then what it is and why."""
         seen = self._seconds[self._now]
         seen.append(time.monotonic() - self._began)
         if len(seen) < TRIES:
@@ -53,7 +53,7 @@ class Choice:
 
     def _reason(self, medians: Sequence[float]) -> str:
         times = ", ".join(f"{name} {1000 * s:.0f} ms" for name, s in zip(self._names, medians, strict=True))
-        rate = 8 * self._bytes[0] / TRIES / medians[0] / 1e6
+        rate = 8 * self._bytes[0] / medians[0] / 1e6
         return (
             f"--compress auto takes {self.trying}: the first steps took {times} (slowest rank, median of "
             f"{TRIES - 1}), uncompressed at {rate:,.0f} Mbit/s a rank"

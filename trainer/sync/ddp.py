@@ -23,6 +23,8 @@ from trainer.sync.strategy import Strategy, finite
 class DDP(Strategy):
     """Wraps the model; `--compress fp16` is torch's fp16 hook."""
 
+    settles = True  # it arranges its buckets anew in the order in which the first step filled them
+
     def __init__(self, model: nn.Module, flat: Flat, config: Config) -> None:
         super().__init__(model, flat, config)
         for slot in flat.slots:

@@ -45,9 +45,10 @@ class Ring(Overlapping):
         super().begin()
 
     def finish(self) -> bool:
+        sent_before = self.bytes_sent
         good = super().finish()
         if self._choice is not None:
-            decided = self._choice.step_ends(self.bytes_sent)
+            decided = self._choice.step_ends(self.bytes_sent - sent_before)
             if self._choice.trying != self.format:
                 self._use_format(self._choice.trying)
             if decided:
@@ -56,6 +57,8 @@ class Ring(Overlapping):
         return good
 
     def state_dict(self) -> dict[str, Tensor]:
+        if self._choice is not None:
+            return {}  # who goes on from here measures the link anew
         state = {"format": torch.tensor(list(self.format.encode()), dtype=torch.uint8)}
         if self._residual is not None:
             state["residual"] = self._residual
@@ -64,9 +67,13 @@ class Ring(Overlapping):
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        if not state and self._choice is not None:
+            return
         name = bytes(state["format"].tolist()).decode()
         if self.config.compress not in (compress.AUTO, name):
             raise TrainerError(f"this was trained with --compress {name}, not {self.config.compress}")
+        if self._choice is not None:
+            self.notes.append(f"--compress auto stays with {name}, which it took before the checkpoint")
         self._choice = None
         self._use_format(name)
         if self._residual is not None:
@@ -78,6 +85,7 @@ class Ring(Overlapping):
         """A step that is left out takes along what the residual had added to it; the rest stays."""
         if self._residual is not None:
             self._residual.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        self.flat.matrices.zero_()  # also behind the last gradient, where a block of NaNs has left some
         if self._low_rank is not None:
             self._low_rank.start_anew()
 

@@ -23,6 +23,9 @@ class Strategy:
     Each process makes one, after it has joined the group; `close` it, also after a failure.
     """
 
+    settles = False
+    """Whether its first step adds in another order than all later ones, which may round differently."""
+
     def __init__(self, model: nn.Module, flat: Flat, config: Config) -> None:
         self.model = model
         """What to call for a forward pass; a strategy may wrap it."""

@@ -1,0 +1,462 @@
+"""The files of checkpoints: what a crash, a full disk, damage or malice do to them."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import os
+import pickle
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.ranks import together
+from trainer import group
+from trainer.checkpoint import TEMPORARY, Checkpoints
+from trainer.errors import InputError
+
+RUN = {"--model": "bn-cnn", "--world-size": 1}
+LIMIT = 1 << 20
+
+
+def opened(folder: Path, **changes: Any) -> Checkpoints:
+    return Checkpoints(str(folder), RUN | changes, LIMIT)
+
+
+def save(checkpoints: Checkpoints, step: int) -> bool:
+    """Save something that tells the step."""
+    shared = {"model": {"weight": torch.full((3, 2), float(step))}}
+    return checkpoints.save(step, 1, shared, {"random": torch.arange(step), "metrics": {"step": step}})
+
+
+def saved_steps(folder: Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*"))
+
+
+def read_back(folder: Path) -> int | None:
+    """The step of the newest whole checkpoint, after a look at what is in it."""
+    part = opened(folder).newest("auto")
+    if part is None:
+        return None
+    assert part.own["metrics"] == {"step": part.step}
+    assert torch.equal(part.own["random"], torch.arange(part.step))
+    if group.rank() == 0:
+        assert part.shared is not None
+        assert torch.equal(part.shared["model"]["weight"], torch.full((3, 2), float(part.step)))
+    return part.step
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """With the checkpoints of steps 4 and 6."""
+    checkpoints = opened(tmp_path / "checkpoints")
+    checkpoints.prepare()
+    assert all(save(checkpoints, step) for step in (2, 4, 6))
+    return tmp_path / "checkpoints"
+
+
+def test_the_last_two_are_kept_and_the_newest_is_read_back(folder: Path) -> None:
+    assert saved_steps(folder) == [4, 6]
+    assert read_back(folder) == 6
+
+
+def test_a_manifest_says_what_was_saved(folder: Path) -> None:
+    place = folder / "step-00000006"
+    assert sorted(path.name for path in place.iterdir()) == ["model.pt", "rank-0.json", "rank-0.pt"]
+    manifest = json.loads((place / "rank-0.json").read_text())
+    assert (manifest["step"], manifest["epoch"], manifest["rank"], manifest["run"]) == (6, 1, 0, RUN)
+    raw = (place / "model.pt").read_bytes()
+    assert manifest["files"]["model.pt"] == {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
+
+
+def test_a_tensor_that_is_part_of_a_larger_one_is_saved_without_the_rest(tmp_path: Path) -> None:
+    large = torch.zeros(100_000)
+    opened(tmp_path).save(1, 1, {"model": {"weight": large[:10]}}, {})
+    assert (tmp_path / "step-00000001" / "model.pt").stat().st_size < 10_000
+
+
+def test_nothing_there_is_no_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert read_back(tmp_path / "nowhere") is None
+    (tmp_path / "step-later").mkdir()
+    (tmp_path / "notes.txt").write_text("mine")
+    assert read_back(tmp_path) is None
+    save(opened(tmp_path), 3)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "scratch") == [
+        "notes.txt",
+        "step-00000003",
+        "step-later",
+    ]
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", ["model.pt", "rank-0.pt", "rank-0.json"])
+@pytest.mark.parametrize("damage", ["cut", "flip", "remove"])
+def test_a_damaged_one_falls_back_to_the_one_before_with_a_warning(
+    name: str, damage: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "step-00000006" / name
+    raw = bytearray(path.read_bytes())
+    if damage == "cut":
+        path.write_bytes(raw[: len(raw) // 2])
+    elif damage == "flip":
+        raw[0 if name.endswith("json") else len(raw) // 2] ^= 1
+        path.write_bytes(raw)
+    else:
+        path.unlink()
+    assert read_back(folder) == 4
+    (warning,) = capsys.readouterr().err.splitlines()
+    if (name, damage) == ("rank-0.json", "remove"):  # as if it had been interrupted while it was written
+        assert warning == "trainer: warning: the checkpoint of step 6 was not finished"
+    else:
+        told = "trainer: warning: the checkpoint of step 6 is not whole: rank 0: "
+        assert warning.startswith(f"{told}{path} ")
+
+
+def test_when_none_is_whole_training_does_not_silently_begin_anew(folder: Path) -> None:
+    for place in folder.glob("step-*"):
+        (place / "model.pt").write_bytes(b"")
+    with pytest.raises(
+        InputError, match=r"step 6 .* has 0 bytes of .* step 4 .* To start afresh: --resume never"
+    ):
+        read_back(folder)
+    assert saved_steps(folder) == [4, 6]
+
+
+def test_what_an_abandoned_run_left_goes_when_a_new_checkpoint_is_whole(folder: Path) -> None:
+    fresh = opened(folder)
+    save(fresh, 3)
+    assert saved_steps(folder) == [3]
+    save(fresh, 5)
+    assert saved_steps(folder) == [3, 5]
+
+
+def test_after_going_on_the_one_gone_on_from_is_kept_beside_the_next(folder: Path) -> None:
+    going_on = opened(folder)
+    assert going_on.newest("auto") is not None
+    save(going_on, 8)
+    assert saved_steps(folder) == [6, 8]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"--model": "mnist-cnn"}, "step 6 was made with --model 'bn-cnn', not 'mnist-cnn'"),
+        ({"--world-size": 4}, "step 6 was made with --world-size 1, not 4"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(changes: dict[str, Any], text: str, folder: Path) -> None:
+    with pytest.raises(InputError, match=text):
+        opened(folder, **changes).newest("auto")
+
+
+def test_bits_may_differ_when_another_version_saved_it_which_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch, "__version__", "99.0")
+    assert read_back(folder) == 6
+    assert "step 6 was saved by another version of the trainer or of torch" in capsys.readouterr().err
+
+
+# --- Malice ---------------------------------------------------------------------------------------
+
+
+class Malicious:
+    """Unpickled without care, it makes a file."""
+
+    def __init__(self, proof: Path) -> None:
+        self.proof = proof
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return os.mkdir, (str(self.proof),)
+
+
+def malicious_files(proof: Path) -> Iterator[bytes]:
+    bomb = Malicious(proof)
+    yield pickle.dumps(bomb)
+    for content in (bomb, {"own": bomb}):
+        file = io.BytesIO()
+        torch.save(content, file)
+        yield file.getvalue()
+    file = io.BytesIO()
+    torch.save({"own": bomb}, file, _use_new_zipfile_serialization=False)
+    yield file.getvalue()
+
+
+def plant(raw: bytes, path: Path) -> None:
+    """Put this file into a checkpoint, with the right size and checksum in the manifest."""
+    manifest = json.loads((path.parent / "rank-0.json").read_text())
+    manifest["files"][path.name] = {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
+    (path.parent / "rank-0.json").write_text(json.dumps(manifest))
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize("name", ["model.pt", "rank-0.pt"])
+def test_a_malicious_checkpoint_executes_nothing(
+    name: str,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")  # what users set to load files of others
+    proof = tmp_path / "proof"
+    for raw in malicious_files(proof):
+        plant(raw, folder / "step-00000006" / name)
+        assert read_back(folder) == 4
+        assert (
+            f"{folder / 'step-00000006' / name} is not a checkpoint of the trainer" in capsys.readouterr().err
+        )
+        assert not proof.exists()
+    assert torch.load(io.BytesIO(raw), weights_only=False)  # it would have been dangerous
+    assert proof.exists()
+
+
+def test_a_file_that_would_fill_the_memory_is_not_loaded(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "step-00000006" / "model.pt"
+    file = io.BytesIO()
+    torch.save({"zeros": torch.zeros(LIMIT)}, file)
+    plant(file.getvalue(), path)
+    assert read_back(folder) == 4
+    assert "is too large for this model" in capsys.readouterr().err
+    packed = io.BytesIO()
+    with zipfile.ZipFile(file) as source, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target:
+        for entry in source.infolist():
+            target.writestr(entry.filename, source.read(entry))
+    assert len(packed.getvalue()) < LIMIT
+    plant(packed.getvalue(), path)
+    assert read_back(folder) == 4
+    assert "is not a checkpoint of the trainer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '{"version": 1, "run": 3}', '{"version": 2, "run": {}}', "[" * 100_000, '{"run": {}']
+)
+def test_a_manifest_that_makes_no_sense_is_damage(text: str, folder: Path) -> None:
+    (folder / "step-00000006" / "rank-0.json").write_text(text)
+    assert read_back(folder) == 4
+
+
+# --- Crashes and full disks -----------------------------------------------------------------------
+
+
+class Crash(BaseException):
+    """The machine loses its power."""
+
+
+class Disk:
+    """Lets one call to the operating system fail, and knows what a loss of power would take back."""
+
+    CALLS = ("mkdir", "fsync", "replace", "unlink", "rmdir")
+
+    def __init__(self, failing: int, failure: BaseException) -> None:
+        self.calls = 0
+        self._failing, self._failure = failing, failure
+        self._unsynced: dict[str, str] = {}  # new name -> the one before, until the folder is on the disk
+        self._synced: set[int] = set()  # inodes whose content is on the disk
+        self._real = {name: getattr(os, name) for name in self.CALLS}
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            for name in self.CALLS:
+                patch.setattr(os, name, self._watched(name))
+            yield
+
+    def lose_power(self, folder: Path) -> None:
+        """Take back each new name that is not safe, and half of each file that is not."""
+        for new, old in self._unsynced.items():
+            if os.path.exists(new):
+                os.rename(new, old)
+        for path in folder.rglob("*"):
+            if path.is_file() and path.stat().st_ino not in self._synced:
+                os.truncate(path, path.stat().st_size // 2)
+
+    def trusts(self, folder: Path) -> None:
+        """What is there by now is on the disk."""
+        self._synced |= {path.stat().st_ino for path in folder.rglob("*")}
+
+    def _watched(self, name: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **more: Any) -> Any:
+            self.calls += 1
+            if self.calls == self._failing:
+                raise self._failure
+            result = self._real[name](*arguments, **more)
+            if name == "fsync":
+                self._synced.add(os.fstat(arguments[0]).st_ino)
+                here = os.readlink(f"/proc/self/fd/{arguments[0]}")
+                self._unsynced = {
+                    new: old for new, old in self._unsynced.items() if os.path.dirname(new) != here
+                }
+            elif name == "replace":
+                self._unsynced[str(arguments[1])] = str(arguments[0])
+            return result
+
+        return call
+
+
+def failing_at(number: int, failure: BaseException, folder: Path) -> tuple[Disk, Checkpoints]:
+    """A folder with the checkpoints of steps 4 and 6, and a disk whose n-th call from now on fails."""
+    shutil.rmtree(folder, ignore_errors=True)
+    checkpoints = opened(folder)
+    for step in (2, 4, 6):
+        save(checkpoints, step)
+    disk = Disk(number, failure)
+    disk.trusts(folder)
+    return disk, checkpoints
+
+
+def test_wherever_the_power_is_lost_a_whole_checkpoint_is_found(tmp_path: Path) -> None:
+    folder, found = tmp_path / "checkpoints", []
+    for number in range(1, 100):
+        disk, checkpoints = failing_at(number, Crash(), folder)
+        with disk.at_work():
+            try:
+                save(checkpoints, 8)
+            except Crash:
+                pass
+        disk.lose_power(folder)
+        found.append(read_back(folder))
+        going_on = opened(folder)
+        going_on.prepare()
+        assert not list(folder.rglob(f"*{TEMPORARY}"))
+        assert going_on.newest("auto") is not None
+        assert save(going_on, 10)
+        assert saved_steps(folder) == [found[-1], 10]
+        if disk.calls < number:
+            break
+    assert found == sorted(found), "once it is there it stays"
+    assert (found[0], found[-1]) == (6, 8), "what was saved is safe"
+    assert len(found) > 10, "few of the calls were seen"
+
+
+def test_a_full_disk_is_told_and_the_checkpoints_before_stay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, failures = tmp_path / "checkpoints", 0
+    for number in range(1, 100):
+        disk, checkpoints = failing_at(number, OSError(errno.ENOSPC, "No space left on device"), folder)
+        with disk.at_work():
+            is_saved = save(checkpoints, 8)
+        told = capsys.readouterr().err
+        if is_saved:
+            break  # from here on only what is old is removed
+        failures += 1
+        assert saved_steps(folder) == [4, 6]
+        assert told.startswith(
+            "trainer: warning: step 8 could not be saved, the checkpoint before it stays: "
+        )
+        assert told.endswith(": No space left on device\n")
+        assert save(checkpoints, 10), "there is room again"
+        assert saved_steps(folder) == [6, 10]
+    assert failures > 8
+
+
+def test_a_file_that_cannot_be_written_to_the_end_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoints = opened(tmp_path)
+    place = tmp_path / "step-00000002"
+    place.mkdir()
+    (place / f"rank-0.pt{TEMPORARY}").symlink_to("/dev/full")
+    assert not save(checkpoints, 2)
+    assert f"rank 0: {place / 'rank-0.pt'}: No space left on device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("where", ["file", "/proc/self/fdinfo"])
+def test_a_folder_that_cannot_be_written_is_refused(where: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / where / "checkpoints"
+    with pytest.raises(InputError, match=rf"cannot write checkpoints: rank 0: {folder}: .*--checkpoint-dir"):
+        opened(folder).prepare()
+
+
+def test_looking_whether_a_folder_can_be_written_leaves_nothing_there(tmp_path: Path) -> None:
+    opened(tmp_path / "a" / "b").prepare()
+    assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == [".gitignore"]
+
+
+# --- Several ranks, each with a disk of its own -----------------------------------------------------
+
+
+def test_ranks_agree_on_the_newest_that_all_of_them_have_whole(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def work(rank: int) -> list[int | str | None]:
+        results: list[int | str | None] = []
+
+        def begin(case: str) -> Path:
+            folder = tmp_path / case / str(rank)
+            checkpoints = opened(folder)
+            assert all(save(checkpoints, step) for step in (2, 4))
+            return folder
+
+        def look(folder: Path) -> None:
+            try:
+                results.append(read_back(folder))
+            except InputError as error:
+                results.append(str(error))
+
+        look(begin("whole"))
+        cut = begin("rank 1 was cut short")
+        if rank == 1:
+            (cut / "step-00000004" / "rank-1.pt").write_bytes(b"")
+        look(cut)
+        missing = begin("rank 1 is on another host")
+        if rank == 1:
+            shutil.rmtree(missing)
+        look(missing)
+        early = begin("the first was not finished")
+        shutil.rmtree(early / "step-00000002")
+        if rank == 1:
+            (early / "step-00000004" / "rank-1.json").unlink()
+        look(early)
+        return results
+
+    for rank, results in enumerate(together(2, tmp_path, work)):
+        whole, before, refused, afresh = results
+        assert (whole, before, afresh) == (4, 2, None)
+        assert refused.startswith(f"cannot go on from {tmp_path}/rank 1 is on another host/{rank}: ")
+        assert "step 4 is not whole: rank 1: its part is not on its host" in refused
+    told = capfd.readouterr().err.splitlines()
+    cut = tmp_path / "rank 1 was cut short" / "1" / "step-00000004" / "rank-1.pt"
+    assert told[0].startswith(
+        f"trainer: warning: the checkpoint of step 4 is not whole: rank 1: {cut} has 0 bytes of "
+    )
+    assert told[1:] == ["trainer: warning: the checkpoint of step 4 was not finished"]
+
+
+def test_when_one_rank_cannot_save_all_of_them_know(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def work(rank: int) -> tuple[str, bool, int | None]:
+        folder = tmp_path / str(rank)
+        if rank == 1:
+            folder.write_text("in the way")
+        with pytest.raises(InputError) as caught:
+            opened(folder).prepare()
+        if rank == 1:
+            folder.unlink()
+        checkpoints = opened(folder)
+        checkpoints.prepare()
+        save(checkpoints, 2)
+        if rank == 1:
+            (folder / "step-00000004").write_text("in the way")
+        return str(caught.value), save(checkpoints, 4), read_back(folder)
+
+    refused = (
+        f"cannot write checkpoints: rank 1: {tmp_path / '1'}: File exists; choose another --checkpoint-dir"
+    )
+    assert together(2, tmp_path, work) == [(refused, False, 2)] * 2
+    place = tmp_path / "1" / "step-00000004"
+    told = f"step 4 could not be saved, the checkpoint before it stays: rank 1: {place}: File exists"
+    assert f"trainer: warning: {told}\n" in capfd.readouterr().err

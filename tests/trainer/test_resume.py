@@ -1,0 +1,411 @@
+"""Trainings that are interrupted and go on: to the same bits as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.trainer import idx
+from tests.trainer.ranks import Outcome, each, free_port, records, together, trained
+from trainer import checkpoint, compress, data, group
+from trainer.__main__ import main
+from trainer.config import Config, parse
+from trainer.data import Dataset
+from trainer.flat import as_bytes
+from trainer.models import MODELS
+from trainer.optim import SGD
+from trainer.sync import STRATEGIES
+from trainer.sync.choice import Choice
+from trainer.train import train_on
+
+WAYS = [
+    (name, format)
+    for name, known in STRATEGIES.items()
+    for format in known.formats
+    if name != "serial" and format != compress.AUTO
+]
+STEPS = 10  # of which an epoch of the small images has 4 with three ranks, 5 with two and 10 with one
+OPTIONS = ["--steps", str(STEPS), "--batch-size", "4", "--checkpoint-every", "2", "--lr", "0.1"]
+
+
+@pytest.fixture(autouse=True)
+def _restless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small model with all that a checkpoint could forget: dropout, batch norm, several shapes."""
+
+    def restless() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(1, 6, kernel_size=5, stride=3),
+            nn.BatchNorm2d(6),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Dropout(0.3),
+            nn.Linear(6 * 8 * 8, 10),
+        )
+
+    monkeypatch.setitem(MODELS, "restless", restless)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> str:
+    return str(idx.write(tmp_path / "small", idx.mnist(40, 3)))
+
+
+class Interrupted(Exception):
+    """Stands for whatever ends a training, on all ranks at once."""
+
+
+def before_step(number: int, act: Callable[[], None]) -> pytest.MonkeyPatch:
+    """Have `act` called when this training, or the next, has the gradients of this step."""
+    patch = pytest.MonkeyPatch()
+    real_step, calls = SGD.step, [0]
+
+    def step(self: SGD, lr: float) -> None:
+        calls[0] += 1
+        if calls[0] == number:
+            act()
+        real_step(self, lr)
+
+    patch.setattr(SGD, "step", step)
+    return patch
+
+
+def run(dataset: Dataset, config: Config) -> nn.Module:
+    torch.manual_seed(config.seed)  # as a rank does when it starts
+    return train_on(dataset, config)
+
+
+def end_of(dataset: Dataset, config: Config, folder: Path) -> tuple[bytes, Any]:
+    """All bits of the model that a training ends with, and what its last record says of them."""
+    metrics = folder / f"metrics-{group.rank()}-{time.monotonic_ns()}"
+    os.environ["RINGCTL_METRICS"] = str(metrics)
+    model = run(dataset, config)
+    last = records(metrics)[-1]
+    told = [last[name] for name in ("step", "epoch", "loss", "accuracy", "bytes_sent", "parameters_sha256")]
+    return b"".join(as_bytes(tensor) for tensor in model.state_dict().values()), told
+
+
+def interrupted_before(step: int, dataset: Dataset, config: Config) -> None:
+    def interrupt() -> None:
+        raise Interrupted
+
+    patch = before_step(step, interrupt)
+    try:
+        with pytest.raises(Interrupted):
+            run(dataset, config)
+    finally:
+        patch.undo()
+
+
+def config(rank: int, world: int, folder: Path, **more: Any) -> Config:
+    usual = {"model": "restless", "steps": STEPS, "batch_size": 4, "lr": 0.1, "bucket_mb": 0.002}
+    saving = {"checkpoint_every": 2, "checkpoint_dir": str(folder), "resume": "auto"}
+    return Config(rank=rank, world_size=world, **usual, **saving, **more)
+
+
+@pytest.mark.usefixtures("with_ddp")
+def test_every_strategy_and_format_goes_on_to_the_same_bits(tmp_path: Path, small: str) -> None:
+    world = 3  # with two, the order in which gradients are added could not matter
+
+    def work(rank: int) -> list[bool]:
+        dataset = data.load(small, os.environ)
+        same = []
+        for sync, format in WAYS:
+            more = {"sync": sync, "compress": format, "topk_ratio": 0.1, "powersgd_rank": 2}
+            folders = [tmp_path / f"{sync}-{format}-{number}" for number in range(2)]
+            expected = end_of(dataset, config(rank, world, folders[0], **more), tmp_path)
+            interrupted_before(8, dataset, config(rank, world, folders[1], **more))
+            same.append(end_of(dataset, config(rank, world, folders[1], **more), tmp_path) == expected)
+        return same
+
+    for same in together(world, tmp_path, work):
+        assert [way for way, is_same in zip(WAYS, same, strict=True) if not is_same] == []
+
+
+@pytest.mark.parametrize(("world", "format"), [(1, "none"), (2, "int4")])
+def test_it_does_not_matter_when_nor_how_often_it_is_interrupted(
+    world: int, format: str, tmp_path: Path, small: str
+) -> None:
+    def work(rank: int) -> tuple[bool, list[int]]:
+        dataset = data.load(small, os.environ)
+        sync = "serial" if world == 1 else "ring"
+        expected = end_of(
+            dataset, config(rank, world, tmp_path / "whole", sync=sync, compress=format), tmp_path
+        )
+        ends = []
+        for step in range(1, STEPS + 1):
+            mine = config(rank, world, tmp_path / f"at-{step}", sync=sync, compress=format)
+            interrupted_before(step, dataset, mine)
+            ends.append(end_of(dataset, mine, tmp_path))
+        often = config(rank, world, tmp_path / "often", sync=sync, compress=format)
+        for _ in range(4):
+            interrupted_before(3, dataset, often)  # after two more steps
+        ends.append(end_of(dataset, often, tmp_path))
+        return all(end == expected for end in ends), [end[1][0] for end in ends]
+
+    ends = together(world, tmp_path, work) if world > 1 else each(1, work)
+    assert ends == [(True, [STEPS] * (STEPS + 1))] * world
+
+
+def test_checkpoints_do_not_change_what_is_trained(tmp_path: Path, small: str) -> None:
+    def work(rank: int) -> bool:
+        dataset = data.load(small, os.environ)
+        mine = config(rank, 2, tmp_path / "checkpoints", compress="int8")
+        without = Config(**{**vars(mine), "checkpoint_every": 0, "resume": "never"})
+        return end_of(dataset, mine, tmp_path) == end_of(dataset, without, tmp_path)
+
+    assert together(2, tmp_path, work) == [True, True]
+
+
+def test_the_model_file_has_the_mean_statistics_of_all_ranks_and_needs_nothing_else(
+    tmp_path: Path, small: str
+) -> None:
+    def work(rank: int) -> dict[str, bytes]:
+        dataset = data.load(small, os.environ)
+        model = run(dataset, config(rank, 2, tmp_path / "checkpoints"))
+        return {name: as_bytes(tensor) for name, tensor in model.state_dict().items()}
+
+    trained_model, _ = together(2, tmp_path, work)
+    path = tmp_path / "checkpoints" / f"step-{STEPS:08d}" / "model.pt"
+    saved = torch.load(path, weights_only=True)
+    assert {name: as_bytes(tensor) for name, tensor in saved["model"].items()} == trained_model
+    assert saved["optimizer"].keys() == dict(MODELS["restless"]().named_parameters()).keys()
+
+
+def test_what_auto_took_is_kept(tmp_path: Path, small: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured anew it would take another one."""
+
+    def work(rank: int) -> tuple[list[str], list[str]]:
+        dataset = data.load(small, os.environ)
+        notes: list[str] = []
+        monkeypatch.setattr("trainer.train.say", notes.append)
+        mine = config(rank, 2, tmp_path / "checkpoints", compress="auto")
+        mine = Config(**{**vars(mine), "steps": 20})
+        monkeypatch.setattr("trainer.sync.choice.pick", lambda _: 2)
+        interrupted_before(18, dataset, mine)
+        monkeypatch.setattr("trainer.sync.choice.pick", lambda _: 0)
+        first, notes[:] = [note for note in notes if note.startswith("--compress auto")], []
+        run(dataset, mine)
+        return first, [note for note in notes if note.startswith("--compress auto")]
+
+    for first, then in together(2, tmp_path, work):
+        assert first[0].startswith("--compress auto takes int8")
+        assert then == ["--compress auto stays with int8, which it took before the checkpoint"]
+
+
+def test_auto_that_had_not_chosen_yet_measures_anew(tmp_path: Path, small: str) -> None:
+    def work(rank: int) -> list[int]:
+        dataset = data.load(small, os.environ)
+        steps: list[int] = []
+        real = Choice.step_ends
+        patch = pytest.MonkeyPatch()
+        patch.setattr(Choice, "step_ends", lambda self, sent: steps.append(sent) or real(self, sent))
+        mine = config(rank, 2, tmp_path / "checkpoints", compress="auto")
+        mine = Config(**{**vars(mine), "steps": 20})
+        interrupted_before(8, dataset, mine)
+        steps.clear()
+        run(dataset, mine)
+        patch.undo()
+        return steps
+
+    for steps in together(2, tmp_path, work):
+        assert len(steps) == 12  # four with each format
+        assert steps[0] > steps[-1]  # the bytes of each step, not their sum
+
+
+# --- Real ranks, really killed ---------------------------------------------------------------------
+
+
+def killed(world: int, folder: Path, options: list[str], die: Callable[[int], None]) -> None:
+    """Ranks of a training, of which `die(rank)` arranges when it is killed; the others end by themselves."""
+    address = f"tcp://127.0.0.1:{free_port()}"
+
+    def as_rank(rank: int) -> int:
+        die(rank)
+        with (folder / f"killed-{rank}").open("w") as output:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+        place = ["--init-method", address, "--rank", str(rank), "--world-size", str(world)]
+        return main([*place, "--gloo_socket_ifname", "lo", "--threads", "1", *options])
+
+    codes = each(world, as_rank, dying=range(world))
+    assert None in codes
+    assert 0 not in codes
+
+
+def kill_me() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def ends(outcomes: list[Outcome]) -> set[Any]:
+    assert [outcome.exit_code for outcome in outcomes] == [0] * len(outcomes), [o.err for o in outcomes]
+    return {(outcome.last["parameters_sha256"], outcome.last["accuracy"]) for outcome in outcomes}
+
+
+@pytest.fixture
+def options(small: str) -> list[str]:
+    return ["--data", small, "--model", "restless", *OPTIONS, "--compress", "int8"]
+
+
+def test_a_rank_killed_at_any_step_or_in_the_middle_of_saving_does_no_harm(
+    tmp_path: Path, options: list[str]
+) -> None:
+    def at_step(number: int) -> Callable[[int], None]:
+        return lambda rank: before_step(number, kill_me) and None if rank == 1 else None
+
+    def at_write(number: int, victim: int) -> Callable[[int], None]:
+        """At the n-th file that it has written under its temporary name."""
+        calls = [0]
+        real_replace = os.replace
+
+        def replace(*names: Any) -> None:
+            calls[0] += 1
+            if calls[0] == number:
+                kill_me()
+            real_replace(*names)
+
+        return lambda rank: setattr(os, "replace", replace) if rank == victim else None
+
+    expected = ends(trained(2, tmp_path, *options, "--checkpoint-dir", str(tmp_path / "whole")))
+    assert len(expected) == 1
+    # The first file is the probe at the start; each checkpoint has two more, and on rank 0 three.
+    deaths = {"step 1": at_step(1), "step 7": at_step(7)}
+    deaths |= {"first part": at_write(2, victim=1), "manifest of rank 0": at_write(7, victim=0)}
+    for name, die in deaths.items():
+        saving = [*options, "--checkpoint-dir", str(tmp_path / name)]
+        killed(2, tmp_path, saving, die)
+        outcomes = trained(2, tmp_path, *saving, "--resume", "auto")
+        assert ends(outcomes) == expected, name
+        started = {"step 7": f"6 of {STEPS} steps", "manifest of rank 0": f"2 of {STEPS} steps"}
+        assert started.get(name, "this run starts at its first step") in outcomes[0].out
+        assert not list(tmp_path.glob(f"{name}/*/*{checkpoint.TEMPORARY}"))
+        assert [path.name for path in sorted((tmp_path / name).glob("step-*"))] == [
+            "step-00000008",
+            "step-00000010",
+        ]
+
+
+def test_a_folder_that_one_rank_cannot_write_ends_all_of_them_before_the_first_step(
+    tmp_path: Path, options: list[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" / "checkpoints"
+    outcomes = trained(2, tmp_path, *options, env={"RINGCTL_CHECKPOINTS": str(folder)})
+    for outcome in outcomes:
+        assert (outcome.exit_code, outcome.out, outcome.records) == (2, "", [])
+        why = ", ".join(f"rank {rank}: {folder}: Not a directory" for rank in range(2))
+        assert outcome.err == f"trainer: cannot write checkpoints: {why}; choose another --checkpoint-dir\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "expected"),
+    [
+        ([], {}, (0, "checkpoints", "never")),
+        (["--checkpoint-every", "9"], {}, (9, "checkpoints", "auto")),
+        (["--checkpoint-every", "9", "--resume", "never"], {}, (9, "checkpoints", "never")),
+        (["--resume", "auto"], {"RINGCTL_CHECKPOINTS": "/run"}, (0, "/run", "auto")),
+        (["--checkpoint_dir", "/mine"], {"RINGCTL_CHECKPOINTS": "/run"}, (0, "/mine", "never")),
+    ],
+)
+def test_a_run_that_saves_goes_on_unless_told_otherwise(
+    words: list[str], environ: dict[str, str], expected: tuple[int, str, str]
+) -> None:
+    told = parse(words, environ)
+    assert (told.checkpoint_every, told.checkpoint_dir, told.resume) == expected
+
+
+def test_a_run_that_is_finished_says_so_and_tells_its_accuracy_again(
+    tmp_path: Path, options: list[str]
+) -> None:
+    saving = [*options, "--checkpoint-dir", str(tmp_path / "checkpoints")]
+    first, again = trained(2, tmp_path, *saving), trained(2, tmp_path, *saving)
+    assert ends(first) == ends(again)
+    assert "10 of 10 steps were done at the newest checkpoint: nothing is left to train" in again[0].out
+    assert first[0].out.splitlines()[-1] == again[0].out.splitlines()[-1]
+    assert again[0].last["step"] == STEPS
+
+
+def test_a_run_whose_end_could_not_be_saved_does_not_end_as_if_it_was(
+    tmp_path: Path, options: list[str]
+) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    for step in (6, 10):
+        (folder / f"step-{step:08d}").symlink_to("nowhere")
+    for outcome in trained(2, tmp_path, *options, "--checkpoint-dir", str(folder)):
+        assert outcome.exit_code == 1
+        assert outcome.last["final"] is True
+        assert outcome.err.endswith(
+            f"trainer: the training is done, but its end could not be saved in {folder}\n"
+        )
+    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == [
+        "step-00000004",
+        "step-00000008",
+    ]
+
+
+def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_leads_to_the_same_end(
+    tmp_path: Path, options: list[str]
+) -> None:
+    saving = [*options, "--checkpoint-dir", str(tmp_path / "checkpoints")]
+    expected = ends(trained(2, tmp_path, *saving))
+    cut = tmp_path / "checkpoints" / "step-00000010" / "rank-1.pt"
+    whole = cut.read_bytes()
+    cut.write_bytes(whole[:1000])
+    outcomes = trained(2, tmp_path, *saving)
+    assert ends(outcomes) == expected
+    assert f"8 of {STEPS} steps were done" in outcomes[0].out
+    assert outcomes[0].err == (
+        "trainer: warning: the checkpoint of step 10 is not whole: "
+        f"rank 1: {cut} has 1,000 bytes of {len(whole):,}\n"
+    )
+    # What was trained again has been saved again.
+    assert "10 of 10 steps" in trained(2, tmp_path, *saving)[0].out
+
+
+def test_a_run_with_other_options_ends_before_anything_is_trained_or_touched(
+    tmp_path: Path, options: list[str]
+) -> None:
+    saving = [*options, "--checkpoint-dir", str(tmp_path / "checkpoints")]
+    ends(trained(2, tmp_path, *saving))
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "checkpoints").rglob("*.*")}
+    for world, change, text in (
+        (2, ["--model", "bn-cnn"], "--model 'restless', not 'bn-cnn'"),
+        (1, [], "--world-size 2, not 1"),
+        (3, [], "--world-size 2, not 3"),
+        (2, ["--compress", "int4"], "--compress 'int8', not 'int4'"),
+        (2, ["--steps", "20"], "steps in all 10, not 20"),
+    ):
+        for outcome in trained(world, tmp_path, *saving, *change):
+            assert outcome.exit_code == 2
+            assert outcome.err == (
+                f"trainer: the checkpoint of step 10 was made with {text}: go on with the same, or start "
+                "afresh with another --checkpoint-dir, or replace it with --resume never\n"
+            )
+            assert outcome.records == []
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "checkpoints").rglob("*.*")} == before
+
+
+def test_a_fresh_start_replaces_what_was_there_and_another_folder_can_be_gone_on_from(
+    tmp_path: Path, options: list[str]
+) -> None:
+    first = [*options, "--checkpoint-dir", str(tmp_path / "first")]
+    expected = ends(trained(2, tmp_path, *first))
+    second = [*options, "--checkpoint-dir", str(tmp_path / "second")]
+    for source, steps in ((tmp_path / "first", 10), (tmp_path / "first" / "step-00000008", 8)):
+        outcomes = trained(2, tmp_path, *second, "--resume", str(source))
+        assert ends(outcomes) == expected
+        assert f"{steps} of 10 steps" in outcomes[0].out
+    other = trained(2, tmp_path, *first, "--seed", "5", "--resume", "never", "--steps", "6")
+    assert ends(other) != expected
+    assert sorted(path.name for path in (tmp_path / "first").glob("step-*")) == ["step-00000004", "step-00000006"]
+    for outcome in trained(2, tmp_path, *second, "--resume", str(tmp_path / "nowhere")):
+        why = f"cannot go on from {tmp_path / 'nowhere'}: there is none. To start afresh: --resume never"
+        assert (outcome.exit_code, outcome.err) == (2, f"trainer: {why}\n")
