@@ -161,12 +161,21 @@ def decoded(host: str, text: bytes) -> dict[str, Any]:
     return answer
 
 
+def newer_python(host: Host) -> str:
+    """That of the ranks is new enough, where the inventory says which it is."""
+    env = host.env.value if host.env and host.env.value.startswith("/") else ""
+    own = env if not env or (host.env and host.env.kind == "python") else f"{env}/bin/python"
+    if own and own != host.python:
+        return f"write `python: {own}` for {host.name} in the inventory"
+    return f"install Python 3.8 or newer there, and write `python: PATH` for {host.name} in the inventory"
+
+
 def not_run(host: Host, source: str, done: Completed) -> HostError:
     """Why one of our files has not answered."""
     if not done.began:
         words = f"its login shell ended before it ran anything; it said: {done.last_words}"
         return HostError(host.name, words, fix="look at what its shell reads first there, such as ~/.bashrc")
-    newer = "name a Python 3.8 or newer as `python` of the host in the inventory"
+    newer = newer_python(host)
     _, old, version = done.out.partition(kit.OLD)
     if old:
         number = version.split(b"\n")[0].decode(errors="replace")[:10]

@@ -119,14 +119,13 @@ def run(
 ) -> Asked:
     """What `launch` and `preflight` are told, checked as far as this machine can. Code that is not going to
     be pushed is not looked at."""
-    from launcher import push
-    from launcher.run import new_run_id
+    from launcher.history import new_run_id
 
     hosts = inventory(where, local, world)
     place(hosts, world)
     away = not all(host.local for host in hosts.hosts)
     check_command(command, away=away)
-    snapshot = push.of_command(command, TRAINER) if away and pushes else None
+    snapshot = code_of(command) if away and pushes else None
     options = LaunchOptions(
         run=new_run_id(),
         name=run_name(name),
@@ -141,6 +140,12 @@ def run(
         variables=variables or {},
     )
     return Asked(hosts, options, snapshot)
+
+
+def code_of(command: tuple[str, ...]) -> Snapshot:
+    from launcher import push  # which most commands do without
+
+    return push.of_command(command, TRAINER)
 
 
 def with_local_env(host: Host) -> Host:

@@ -47,9 +47,8 @@ def preflight(
     """
     from launcher import ask
     from launcher.agent import agents_for
-    from launcher.mending import Seen, mended
     from launcher.plan import place
-    from launcher.preflight.examine import examine
+    from launcher.preflight.examine import Seen, examine
 
     names = chosen_checks(only, skip)
     if yes and not fix:
@@ -67,6 +66,8 @@ def preflight(
     if not (fix and as_json):
         show(seen.examined, as_json, verbose)
     if fix:
+        from launcher.mending import mended
+
         again = mended(seen, look, yes=yes, as_json=as_json)
         if again or as_json:
             seen = again or seen
@@ -76,14 +77,14 @@ def preflight(
 
 def chosen_checks(only: str | None, skip: str | None) -> list[str]:
     """Names of checks; what is not one is refused with the nearest that is."""
-    import difflib
-
     from launcher.preflight.checks import NAMES
 
     def named(option: str, text: str | None) -> list[str]:
         words = [word.strip() for word in text.split(",") if word.strip()] if text else []
         for word in words:
             if word not in NAMES:
+                import difflib
+
                 near = difflib.get_close_matches(word, NAMES, n=1)
                 hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(NAMES)}"
                 raise InputError(f"{option} {word}: there is no such check", fix=hint)

@@ -28,6 +28,11 @@ class Record:
     states: tuple[Mapping[str, Any], ...] = ()  # what each host said last, once all had said that it is over
 
 
+def new_run_id() -> str:
+    """Sorts by time, and ends in something short enough to tell apart at a glance."""
+    return time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + os.urandom(2).hex()
+
+
 def home() -> Path:
     """ringctl's folder on this machine."""
     return Path(os.environ.get("RINGCTL_HOME") or Path.home() / ".ringctl")

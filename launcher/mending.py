@@ -9,36 +9,25 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from launcher import dataset, environment, inventory, push, remote, runs, yamltext
 from launcher.agent import Agent, agents_for
-from launcher.ask import Asked
 from launcher.cli_env import interruptible
 from launcher.cli_shared import pool
 from launcher.errors import InputError, RingctlError
 from launcher.fanout import fan_out
 from launcher.logs import visible
 from launcher.preflight import mend
-from launcher.preflight.examine import Examined, data_folder
+from launcher.preflight.examine import Seen, data_folder
 from launcher.preflight.mend import Action, Means
 
 CREATE_S = 3600.0
 SUDO_S = 30.0
 GRACE_S = 5.0
 Outcome = Mapping[str, str | RingctlError]  # by host (or file): what was done, or why it was not
-
-
-@dataclass(frozen=True)
-class Seen:
-    """One look of preflight."""
-
-    asked: Asked
-    agents: dict[str, Agent]
-    examined: Examined
 
 
 def mended(seen: Seen, again: Callable[[], Seen], *, yes: bool, as_json: bool) -> Seen | None:

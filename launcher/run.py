@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +11,7 @@ from launcher import history
 from launcher.agent import ANSWER_S, Agent, Conversation, agents_for
 from launcher.errors import HostError, RingctlError
 from launcher.fanout import fan_out, succeeded
+from launcher.history import new_run_id
 from launcher.model import CheckResult, Inventory, Plan, to_json
 from launcher.plan import LaunchOptions, make_plan, place
 from launcher.preflight import survey as surveys
@@ -24,11 +24,6 @@ from launcher.watch import Interrupts, Screen
 PORT_TAKEN = "the master port is taken:"
 STOPPED_EARLY = "it was stopped while it was starting"
 PORT_TRIES = 3
-
-
-def new_run_id() -> str:
-    """Sorts by time, and ends in something short enough to tell apart at a glance."""
-    return time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + os.urandom(2).hex()
 
 
 @dataclass(frozen=True)

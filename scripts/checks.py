@@ -31,6 +31,10 @@ What is found is `ok`, `warn` (worth knowing; it harms those who start by hand, 
 `skip` where a check does not apply or the host could not be asked. Some failures block: a run would not start
 or not get far. Exit code 0: a run would start; 3: something blocks it; 4: a host could not be reached.
 
+Below each finding stands what to do about it. A line is typed on the host that it is about, by someone who
+may use `sudo` where it says so; one that begins with `ringctl`, `ssh` or `rsync` is typed here. A change of
+the inventory reads: write `ifname: eth0` for server2 in the inventory.
+
 `--only` and `--skip` take names from the table below, `--deep` also imports torch on every host, `--verbose`
 shows every check and every fact.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator
 
@@ -13,13 +14,15 @@ from launcher.preflight.view import Finding, View, blocker
 def env_missing(view: View) -> Iterator[Finding]:
     env = view.facts.env
     if env and env.kind == "missing":
-        yield blocker(env.problem, "the environment that the inventory names", fixes.environment(view.host))
+        fix = fixes.environment(view.host, view.facts, usual_versions(view))
+        yield blocker(env.problem, "the environment that the inventory names", fix)
 
 
 def env_broken(view: View) -> Iterator[Finding]:
     env = view.facts.env
     if env and env.kind == "broken":
-        yield blocker(env.problem, "a Python that works", fixes.environment(view.host))
+        fix = fixes.environment(view.host, view.facts, usual_versions(view))
+        yield blocker(env.problem, "a Python that works", fix)
 
 
 def conda_shell(view: View) -> Iterator[Finding]:
@@ -30,18 +33,19 @@ def conda_shell(view: View) -> Iterator[Finding]:
             "warn",
             "its conda is only known to interactive shells (.bashrc), which ringctl had to ask",
             "an environment that is found without a terminal",
-            f"write `env: {{conda: {prefix}}}` for {view.host.name} in the inventory",
+            fixes.write(view.host, "env", f"{{conda: {prefix}}}"),
         )
 
 
 def torch(view: View) -> Iterator[Finding]:
     env = view.facts.env
     if env and not env.problem:
+        fix = fixes.packages(view.host, view.facts, usual_versions(view))
         if env.packages.get("torch") is None:
-            yield blocker(f"{env.executable} has no torch", "torch", fixes.environment(view.host))
+            yield blocker(f"{env.executable} has no torch", "torch", fix)
         elif env.imports.get("torch") or env.imports.get("torch.distributed"):
             problem = env.imports["torch"] or env.imports["torch.distributed"]
-            yield blocker(f"torch cannot be imported: {problem}", "torch", fixes.environment(view.host))
+            yield blocker(f"torch cannot be imported: {problem}", "torch", fix)
 
 
 def torchvision(view: View) -> Iterator[Finding]:
@@ -50,9 +54,9 @@ def torchvision(view: View) -> Iterator[Finding]:
         return
     own, made_for = version(env.packages["torch"]), version(env.torchvision_for)
     there = env.packages.get("torchvision")
-    fix = f"{env.executable} -m pip install torchvision  # the release that belongs to torch {own}"
+    fix = fixes.packages(view.host, view.facts, {"torch": own, "torchvision": ""})  # pip finds which belongs
     if there is None and built_in:
-        yield blocker(f"{env.executable} has no torchvision", "torchvision", fixes.environment(view.host))
+        yield blocker(f"{env.executable} has no torchvision", "torchvision", fix)
     elif there and made_for and own != made_for:
         found = f"torchvision {there} is made for torch {made_for}, and there is {own}"
         wanted = "torch and torchvision that belong together"
@@ -63,21 +67,27 @@ def torchvision(view: View) -> Iterator[Finding]:
 
 def versions(view: View) -> Iterator[Finding]:
     """The first that differs: another torch comes with another torchvision."""
+    said = ["torchvision"] if any(torchvision(view)) else []
     for what in ("torch", "torchvision", "python"):
-        mine = version_of(view.facts, what)
-        all_of_them = Counter(version_of(facts, what) for facts in view.survey.facts.values())
-        all_of_them.pop("", None)
-        usual = max(all_of_them, key=lambda v: (all_of_them[v], v), default="")
-        if mine and mine != usual:
-            count = all_of_them[usual]
+        mine, (usual, count) = version_of(view.facts, what), usual_version(view, what)
+        if mine and mine != usual and what not in said:
             yield Finding(
                 "fail" if what == "torch" else "warn",
                 f"{what} {mine}, where {count} other{'s have' if count > 1 else ' has'} {usual}",
                 f"{what} {usual}",
-                fixes.environment(view.host),
+                other_version(view, what, usual),
                 blocking=what == "torch" and view.need.command == "trainer",
             )
             return
+
+
+def other_version(view: View, what: str, usual: str) -> str:
+    """Into the environment itself, also one of conda's: `ringctl env create` has nothing to do where its file
+    is the same as ever."""
+    if what == "python":
+        return f"name an environment with Python {usual} as `env` of {view.host.name} in the inventory"
+    assert view.facts.env is not None  # it told its version
+    return fixes.pip(shlex.quote(view.facts.env.path), usual_versions(view))
 
 
 def stale_env(view: View) -> Iterator[Finding]:
@@ -88,7 +98,7 @@ def stale_env(view: View) -> Iterator[Finding]:
             "warn",
             f"{names} set by its login shell; ringctl takes them away",
             "no variables of torchrun",
-            "remove them from .bashrc or .profile there",
+            fixes.without_variables(view.facts.stale),
         )
 
 
@@ -102,6 +112,18 @@ def dataset(view: View) -> Iterator[Finding]:
     if tuple(sorted(view.facts.data.items())) != usual:
         found = f"{view.need.data} holds other data than on the other hosts"
         yield blocker(found, "the same data everywhere", fixes.dataset(view.host, view.need.data))
+
+
+def usual_versions(view: View) -> dict[str, str]:
+    """Of torch and torchvision, as most hosts have them; "" where none has any."""
+    return {what: usual_version(view, what)[0] for what in ("torch", "torchvision")}
+
+
+def usual_version(view: View, what: str) -> tuple[str, int]:
+    """(the version that most hosts have, and how many)."""
+    found = Counter(version_of(facts, what) for facts in view.survey.facts.values())
+    found.pop("", None)
+    return max(found.items(), key=lambda item: (item[1], item[0]), default=("", 0))
 
 
 def version(text: str | None) -> str:

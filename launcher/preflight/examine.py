@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.agent import Agent
 from launcher.errors import HostError, PreflightError
@@ -13,6 +13,9 @@ from launcher.model import CheckResult, Host, Inventory
 from launcher.plan import LaunchOptions, is_trainer, place
 from launcher.preflight.checks import NAMES, judge
 from launcher.preflight.survey import Need, Survey, take
+
+if TYPE_CHECKING:
+    from launcher.ask import Asked
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,15 @@ class Examined:
         if self.blockers:
             lines = [result_line(result) for result in self.blockers]
             raise PreflightError("\n".join([*lines, "nothing was started"]))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One look of `ringctl preflight`."""
+
+    asked: Asked
+    agents: dict[str, Agent]
+    examined: Examined
 
 
 def result_line(result: CheckResult) -> str:

@@ -1,13 +1,24 @@
-"""Pure: what to type about what a check found."""
+"""Pure: what to do about what a check found, so exact that it can be done without a thought.
+
+A line of a fix is a command to type on the host that the finding is about; a command to type on this machine,
+which begins with `ringctl`, `ssh` or `rsync`; or a change of the inventory, in the words of `write` and
+`leave_out`. Behind a # it says what else there is to know.
+"""
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections.abc import Mapping, Sequence
 
 from launcher.model import Facts, Host
 
-QUIET_SHELL = "put  case $- in *i*) ;; *) return;; esac  at the top of .bashrc there"
-OTHER_PORT = "leave out master_port, so that a free one is taken, or write another one"
+GUARD = "case $- in *i*) ;; *) return;; esac"
+QUIET_SHELL = f"sed -i --follow-symlinks '1i {GUARD}' ~/.bashrc  # or into what else its shell reads"
+OTHER_PORT = "write `master_port: auto` in the inventory, or leave out --master-port: a free one is taken"
+NEW_VENV = "~/venvs/ring"
+DISK_LOW, INODES_LOW = 200 << 20, 1000  # what should be left
+SYSTEM_PYTHONS = ("/usr/bin/", "/bin/", "/usr/local/bin/")  # belong to the distribution's packages
 
 
 def duration(seconds: float) -> str:
@@ -24,6 +35,31 @@ def size(number: int) -> str:
     return f"{number} bytes"
 
 
+def path(text: str) -> str:
+    """Quoted, but for the ~ that a shell should understand."""
+    home, slash, rest = text.partition("/")
+    return f"~{slash}{shlex.quote(rest) if rest else ''}" if home == "~" else shlex.quote(text)
+
+
+# --- The inventory -------------------------------------------------------------------------------
+
+
+def write(host: Host, key: str, value: str) -> str:
+    return f"write `{key}: {value}` for {host.name} in the inventory"
+
+
+def leave_out(host: Host, key: str) -> str:
+    return f"leave out `{key}` of {host.name} in the inventory: it is found by itself"
+
+
+def found_by_itself(host: Host, key: str, right: str) -> str:
+    """What the host itself takes for right; nothing, where it does not know either."""
+    return write(host, key, right) if right else leave_out(host, key)
+
+
+# --- The network ---------------------------------------------------------------------------------
+
+
 def hosts_line(facts: Facts, address: str, name: str) -> str:
     """The command that makes a name mean an address on a host, in place of what it means there now."""
     line = f"{address} {name}"
@@ -34,38 +70,106 @@ def hosts_line(facts: Facts, address: str, name: str) -> str:
     return f"{drop}echo {shlex.quote(line)} | sudo tee -a /etc/hosts"
 
 
-def interface(host: str, right: str) -> str:
-    if not right:
-        return f"leave out `ifname` of {host}: it is found by itself"
-    return f"write `ifname: {right}` for {host}, or leave it out: it is found by itself"
-
-
-def firewall(target: Facts, source: str) -> str:
-    """On the host that does not let the other in, with the tool that it has."""
+def firewall(target: Facts, sources: Sequence[str]) -> str:
+    """On the host that does not let the others in, with the tool that is in charge there."""
     lines = {
-        "ufw": f"sudo ufw allow proto tcp from {source}",
+        "ufw": f"for peer in {' '.join(sources)}; do sudo ufw allow proto tcp from $peer; done",
         "firewall-cmd": "sudo firewall-cmd --permanent --zone=trusted "
-        f"--add-source={source} && sudo firewall-cmd --reload",
-        "nft": f"sudo nft insert rule inet filter input ip saddr {source} tcp dport 1-65535 accept"
-        "  # in the table and chain that drops it: sudo nft list ruleset",
-        "iptables": f"sudo iptables -I INPUT -p tcp -s {source} -j ACCEPT",
+        f"{' '.join(f'--add-source={source}' for source in sources)} && sudo firewall-cmd --reload",
+        "nft": nft_line(sources),
+        "iptables": f"sudo iptables -I INPUT -p tcp -s {','.join(sources)} -j ACCEPT  # until it is rebooted",
     }
-    tool = next((name for name in lines if name in target.firewalls), "iptables")
+    tool = next((name for name in target.firewalls if name in lines), "iptables")
     return lines[tool]
+
+
+def nft_line(sources: Sequence[str]) -> str:
+    """Into every chain that sees what arrives: what one of them accepts, the next may still drop. Which they
+    are, only root is told. A rule for each peer: of one with a set of them, iptables would lose the set."""
+    program = (
+        """$1 == "table" {t = $2 " " $3; ip4 = $2 ~ /^(inet|ip)$/} $1 == "chain" {c = $2} """
+        f"""ip4 && /hook input/ {{split("{" ".join(sources)}", peers); for (i in peers) """
+        """print "insert rule", t, c, "ip saddr", peers[i], "meta l4proto tcp accept"}"""
+    )
+    return f"sudo nft list chains | awk '{program}' | sudo nft -f -  # until it is rebooted"
 
 
 def mtu(name: str, wanted: int) -> str:
     return f"sudo ip link set dev {name} mtu {wanted}"
 
 
-def environment(host: Host) -> str:
-    if host.env is not None and host.env.kind == "conda" and "/" not in host.env.value:
+# --- Python --------------------------------------------------------------------------------------
+
+
+def environment(host: Host, facts: Facts, versions: Mapping[str, str]) -> str:
+    """For a host that has no environment, or none that works. What is there already is left alone: it may
+    be somebody's."""
+    if by_name(host):
         return f"ringctl env create --include {host.name}"
-    if host.env is None:
-        return f"name the environment that has torch as `env` of {host.name} in the inventory"
-    return f"correct `env` of {host.name} in the inventory, or install it there"
+    missing = facts.env is None or facts.env.kind == "missing"
+    named = host.env.value if host.env and host.env.kind == "venv" and missing else ""
+    folder = path(named or NEW_VENV)
+    make = f"{shlex.quote(facts.python)} -m venv {folder} && {pip(f'{folder}/bin/python', versions)}"
+    return make if named else f"{make}\n{write(host, 'env', f'{{venv: {NEW_VENV}}}')}"
+
+
+def packages(host: Host, facts: Facts, versions: Mapping[str, str]) -> str:
+    """For an environment that works and lacks some; a system's own Python is left alone."""
+    if facts.env is None or by_name(host) or facts.env.path.startswith(SYSTEM_PYTHONS):
+        return environment(host, facts, versions)
+    return pip(shlex.quote(facts.env.path), versions)
+
+
+def by_name(host: Host) -> bool:
+    """Whether its environment is one that `ringctl env create` makes."""
+    return host.env is not None and host.env.kind == "conda" and "/" not in host.env.value
+
+
+def pip(python: str, versions: Mapping[str, str]) -> str:
+    """`versions` by package; "" for whichever fits the others."""
+    wanted = [f"{name}=={version}" if version else name for name, version in versions.items()]
+    return f"{python} -m pip install --upgrade {shlex.join(wanted)}"
+
+
+def without_variables(names: Sequence[str]) -> str:
+    pattern = "|".join(map(re.escape, names))
+    return f"sed -i.bak -E {shlex.quote(f'/({pattern})=/d')} ~/.bashrc  # or where else they are set"
+
+
+# --- Disks and limits ----------------------------------------------------------------------------
+
+
+def limit(user: str, what: str) -> str:
+    return f"echo '{user} - {what} 65536' | sudo tee -a /etc/security/limits.d/99-ringctl.conf"
+
+
+def owner(user: str, place: str) -> str:
+    return f"sudo chown -R {user} {path(place)} && chmod -R u+rwX {path(place)}"
+
+
+def writable(place: str) -> str:
+    return f"sudo mount -o remount,rw $(findmnt -nro TARGET -T {path(place)})"
+
+
+def room(place: str, left: int = 0) -> str:
+    """What takes the room there, the largest last; what of it can go, only a person knows."""
+    more = size(DISK_LOW - left)
+    return f"du -xah {path(place)} | sort -h | tail -n 20  # and remove {more} that nobody needs"
+
+
+def room_for_files(place: str, left: int = 0) -> str:
+    more = INODES_LOW - left
+    return f"du -x --inodes {path(place)} | sort -n | tail -n 20  # and remove {more} files that nobody needs"
 
 
 def dataset(host: Host, folder: str) -> str:
+    """From this machine, over the connection that the inventory describes."""
+    ssh = "".join(
+        f" {option} {shlex.quote(str(value))}"
+        for option, value in (("-p", host.port), ("-i", host.identity_file))
+        if value
+    )
     where = f"{host.user}@{host.address}" if host.user else host.address
-    return f"rsync -a {shlex.quote(folder + '/')} {where}:{shlex.quote(folder + '/')}"
+    through = f"-e {shlex.quote(f'ssh{ssh}')} " if ssh else ""
+    there = folder[2:] if folder.startswith("~/") else folder
+    return f"rsync -a {through}{path(folder + '/')} {where}:{shlex.quote(there + '/')}"

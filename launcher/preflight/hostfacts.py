@@ -275,6 +275,19 @@ def labelled_addresses() -> list[tuple[str, str]]:
     return [(e[:16].rstrip(b"\0").decode(errors="replace"), socket.inet_ntoa(e[20:24])) for e in entries]
 
 
+def firewalls() -> list[str]:
+    """Tools to let somebody in with, the one in charge first. Of the two that are services, only if it is."""
+    in_charge = {
+        "ufw": lambda: "ENABLED=yes" in text_of("/etc/ufw/ufw.conf").split(),
+        "firewall-cmd": lambda: runs("firewalld"),
+    }
+    return [name for name in FIREWALLS if has_program(name) and in_charge.get(name, lambda: True)()]
+
+
+def runs(name: str) -> bool:
+    return any(text_of(f"/proc/{pid}/comm").strip() == name for pid in os.listdir("/proc") if pid.isdigit())
+
+
 def source_address(peer: str) -> str:
     """The address this host would use towards `peer`; "" if there is no route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
@@ -509,7 +522,7 @@ def all_facts(request: dict[str, Any]) -> dict[str, Any]:
         ephemeral=ephemeral_range(), memory=usable_memory(), shm=shared_memory(), folders=places,
         nofile=nofile, threads=threads, kills_on_logout=kills_on_logout(), cpu_flags=cpu_flags(),
         gpus=gpu_count(), runs=runs_here(), stale=sorted(k for k in os.environ if k.startswith(STALE)),
-        firewalls=[name for name in FIREWALLS if has_program(name)],
+        firewalls=firewalls(),
         data=dataset(request["data"]) if request.get("data") else {},
     )  # fmt: skip
     about["env"] = environment.result()

@@ -6,15 +6,17 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator
 
+from launcher.model import Folder
 from launcher.preflight import fixes
+from launcher.preflight.fixes import DISK_LOW, INODES_LOW
 from launcher.preflight.view import Finding, View, blocker
+from launcher.text import count
 
 MEGA = 1 << 20
 CLOCK_S = 1.0
 RANK_BYTES = 400 * MEGA  # what a rank with torch takes, about
 RANK_THREADS = 64
-DISK_FULL, DISK_LOW = 20 * MEGA, 200 * MEGA
-INODES_GONE, INODES_LOW = 100, 1000
+DISK_FULL, INODES_GONE = 20 * MEGA, 100
 SHM_LOW = 128 * MEGA
 
 
@@ -40,11 +42,13 @@ def clock(view: View) -> Iterator[Finding]:
 def memory(view: View) -> Iterator[Finding]:
     wanted = RANK_BYTES * view.ranks
     if 0 <= view.facts.memory < wanted:
+        fewer = view.facts.memory // RANK_BYTES
+        slots = f"{fixes.write(view.host, 'slots', str(fewer))}, or " if fewer else ""
         yield Finding(
             "warn",
             f"{fixes.size(view.facts.memory)} of memory are free",
-            f"about {fixes.size(wanted)} for {view.ranks} ranks",
-            "end what is not needed there, or give it fewer ranks (`slots`)",
+            f"about {fixes.size(wanted)} for {count(view.ranks, 'rank')}",
+            f"{slots}end what is not needed there",
         )
 
 
@@ -62,23 +66,18 @@ def nofile(view: View) -> Iterator[Finding]:
     hard = view.facts.nofile[1] if view.facts.nofile else -1
     wanted = 192 + 16 * sum(view.need.ranks.values())
     if 0 <= hard < wanted:
-        user = view.facts.user
-        yield blocker(
-            f"a process may open {hard} files",
-            f"at least {wanted}",
-            f"echo '{user} - nofile 65536' | sudo tee -a /etc/security/limits.conf  # then log in anew",
-        )
+        fix = fixes.limit(view.facts.user, "nofile")
+        yield blocker(f"a process may open {hard} files", f"at least {wanted}", fix)
 
 
 def threads(view: View) -> Iterator[Finding]:
     wanted = RANK_THREADS * view.ranks
     if 0 <= view.facts.threads < wanted:
-        user = view.facts.user
         yield Finding(
             "warn",
             f"the user may start {view.facts.threads} more threads",
-            f"at least {wanted} for {view.ranks} ranks",
-            f"echo '{user} - nproc 65536' | sudo tee -a /etc/security/limits.conf  # then log in anew",
+            f"at least {wanted} for {count(view.ranks, 'rank')}",
+            fixes.limit(view.facts.user, "nproc"),
         )
 
 
@@ -98,15 +97,16 @@ def cpu(view: View) -> Iterator[Finding]:
             "warn",
             "its processor lacks AVX2: torch may be slow, or end with an illegal instruction",
             "AVX2",
-            "leave this host out, or install a build of torch without it",
+            f"leave it out: --exclude {view.host.name}; or install a build of torch that does without",
         )
 
 
 def machine(view: View) -> Iterator[Finding]:
     usual = Counter(facts.machine for facts in view.survey.facts.values()).most_common(1)[0][0]
     if view.facts.machine != usual:
-        found = f"it is a {view.facts.machine}, the other hosts are {usual}"
-        yield Finding("warn", found, "the same kind of processor", "numbers may drift apart between them")
+        found = f"it is a {view.facts.machine}, the other hosts are {usual}: numbers may drift apart"
+        fix = f"leave it out: --exclude {view.host.name}"
+        yield Finding("warn", found, "the same kind of processor", fix)
 
 
 def busy(view: View) -> Iterator[Finding]:
@@ -122,32 +122,36 @@ def folders(view: View) -> Iterator[Finding]:
                 place.problem, "the folder that the inventory names", f"mkdir -p {shlex.quote(place.path)}"
             )
         elif place.problem and not is_full(place.problem):
-            fix = f"sudo chown -R {view.facts.user} {shlex.quote(place.path)}"
-            if "Read-only" in place.problem:
-                fix = f"sudo mount -o remount,rw {shlex.quote(place.path)}"
+            read_only = "Read-only" in place.problem
+            fix = fixes.writable(place.path) if read_only else fixes.owner(view.facts.user, place.path)
             yield blocker(f"cannot write: {place.problem}", "a folder that can be written to", fix)
 
 
 def disk(view: View) -> Iterator[Finding]:
     for place in view.facts.folders:
-        where = f"df -h {shlex.quote(place.path)}  # then remove what is not needed"
+        fix = fixes.room(place_of(place), place.free_bytes)
         full = is_full(place.problem) and place.free_inodes != 0
         if full or (place.free_bytes < DISK_FULL and not place.problem):
             found = f"{place.path} has {fixes.size(place.free_bytes)} left"
-            yield blocker(found, f"at least {fixes.size(DISK_LOW)}", where)
+            yield blocker(found, f"at least {fixes.size(DISK_LOW)}", fix)
         elif place.free_bytes < DISK_LOW and not place.problem:
             found = f"{place.path} has {fixes.size(place.free_bytes)} left"
-            yield Finding("warn", found, f"at least {fixes.size(DISK_LOW)}", where)
+            yield Finding("warn", found, f"at least {fixes.size(DISK_LOW)}", fix)
 
 
 def inodes(view: View) -> Iterator[Finding]:
     for place in view.facts.folders:
-        where = f"df -i {shlex.quote(place.path)}  # then remove small files that are not needed"
+        fix = fixes.room_for_files(place_of(place), place.free_inodes)
         found = f"{place.path} has room for {place.free_inodes} more files"
         if 0 <= place.free_inodes < INODES_GONE:
-            yield blocker(found, f"at least {INODES_LOW}", where)
+            yield blocker(found, f"at least {INODES_LOW}", fix)
         elif 0 <= place.free_inodes < INODES_LOW:
-            yield Finding("warn", found, f"at least {INODES_LOW}", where)
+            yield Finding("warn", found, f"at least {INODES_LOW}", fix)
+
+
+def place_of(folder: Folder) -> str:
+    """Where to look for what takes its room."""
+    return "~" if folder.role == "home" else folder.path
 
 
 def is_full(problem: str) -> bool:

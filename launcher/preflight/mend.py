@@ -159,8 +159,8 @@ def environment(examined: Examined, means: Means) -> Iterator[Action]:
     hosts = []
     for result in remarks(examined, ENVIRONMENT):
         host = host_of(examined, result.host)
-        named = host.env is not None and (host.env.kind, host.env.value) == ("conda", means.environment)
-        if named and result.fix == fixes.environment(host):
+        named = fixes.by_name(host) and host.env is not None and host.env.value == means.environment
+        if named and result.fix.startswith("ringctl env create "):
             hosts.append(host.name)
     if hosts:
         where = in_order(examined, hosts)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator
 
-from launcher.model import Facts
+from launcher.model import Facts, Pair
 from launcher.preflight import fixes
 from launcher.preflight.view import Finding, View, blocker, is_loopback
 
@@ -23,7 +24,7 @@ def twice(view: View) -> Iterator[Finding]:
             yield blocker(
                 f"it is the same host as {peer.host.name}",
                 "each host once, with as many `slots` as it should take ranks",
-                f"leave out {view.host.name} or {peer.host.name}",
+                f"take {view.host.name} or {peer.host.name} out of the inventory",
                 peer=peer.host.name,
             )
 
@@ -32,9 +33,8 @@ def loopback_name(view: View) -> Iterator[Finding]:
     own = view.facts.hostname
     means = view.facts.names.get(own, ())
     if own.startswith("localhost"):
-        yield Finding(
-            "warn", f"it is called {own}", "a name of its own", "sudo hostnamectl set-hostname NAME"
-        )
+        fix = f"sudo hostnamectl set-hostname {shlex.quote(view.host.name)}"
+        yield Finding("warn", f"it is called {own}", "a name of its own", fix)
     elif no_way(view):
         return  # there is no address to propose; `route` says so
     elif not means or all(is_loopback(address) for address in means):
@@ -105,7 +105,7 @@ def ifname(view: View) -> Iterator[Finding]:
     usable = ", ".join(f"{i.name} ({i.address})" for i in view.facts.interfaces if i.address)
     addresses = [i.address for i in view.facts.interfaces if i.name == wanted]
     right = next((name for name in view.facts.routes.values() if name), "")
-    fix = fixes.interface(view.host.name, right)
+    fix = fixes.found_by_itself(view.host, "ifname", right)
     lonely = right not in ("", wanted) and not any(peer.host.ifname for peer in view.peers)
     if not addresses:
         yield blocker(f"there is no interface {wanted}; it has {usable}", f"an interface {wanted}", fix)
@@ -113,9 +113,8 @@ def ifname(view: View) -> Iterator[Finding]:
         yield blocker(f"{wanted} has no IPv4 address; it has {usable}", f"an address on {wanted}", fix)
     elif own and own not in addresses:
         found = f"{wanted} has {', '.join(addresses)}, and not the data address {own}"
-        yield blocker(
-            found, "the interface that has the data address", f"leave out ifname of {view.host.name}"
-        )
+        fix = fixes.leave_out(view.host, "ifname")
+        yield blocker(found, "the interface that has the data address", fix)
     elif right not in ("", wanted) and addresses[0] in twins(view):
         twin = twins(view)[addresses[0]]
         found = f"{wanted} has {addresses[0]} there, and so has {twin}: it does not lead to the others"
@@ -141,31 +140,37 @@ def route(view: View) -> Iterator[Finding]:
 
 def data_address(view: View) -> Iterator[Finding]:
     has = {interface.address for interface in view.facts.interfaces}
+    right = view.facts.data_address  # of the way to the others: the one that was given is not there
+    fix = fixes.found_by_itself(view.host, "data_address", "" if is_loopback(right) else right)
     if ":" in view.host.data_address:
-        found = f"{view.host.data_address} is an IPv6 address"
-        yield blocker(found, "an IPv4 address", f"write the IPv4 address of {view.host.name}")
+        yield blocker(f"{view.host.data_address} is an IPv6 address", "an IPv4 address", fix)
     elif view.host.data_address not in has:
         usable = ", ".join(sorted(address for address in has if address and not is_loopback(address)))
         found = f"{view.host.data_address} is not an address of it; it has {usable}"
-        yield blocker(found, "an address of the host", f"correct data_address of {view.host.name}")
+        yield blocker(found, "an address of the host", fix)
 
 
 def firewall(view: View) -> Iterator[Finding]:
     """Said of the host that others do not get through to: there something can be done about it."""
     if explained_by_interface(view) or no_way(view) or not view.facts.listening:
         return
-    for pair in view.incoming:
-        if not pair.problem or not pair.large or no_way(view.views[pair.source]):
-            continue
-        if pair.port != view.facts.listening[0] and not reached_from(view, pair.source):
-            continue  # said already for the port before it
+    shut_out = [pair for pair in view.incoming if is_shut_out(view, pair)]
+    sources = list(dict.fromkeys(view.views[pair.source].address for pair in shut_out))
+    for pair in shut_out:
         what = "no connection" if not reached_from(view, pair.source) else f"no connection to {pair.port}"
         yield blocker(
             f"{what} gets through to it: {pair.problem}",
             "TCP on all ports between the hosts",
-            fixes.firewall(view.facts, view.views[pair.source].address),
+            fixes.firewall(view.facts, sources),
             peer=pair.source,
         )
+
+
+def is_shut_out(view: View, pair: Pair) -> bool:
+    """Whether nothing came of dialling it; said once, where no port of it was reached."""
+    if not pair.problem or not pair.large or no_way(view.views[pair.source]):
+        return False
+    return pair.port == view.facts.listening[0] or reached_from(view, pair.source)
 
 
 def reached_from(view: View, source: str) -> bool:

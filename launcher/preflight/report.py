@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -112,16 +111,18 @@ def rate(mbit_s: float) -> str:
 
 def summary_rows(pairs: Sequence[Pair]) -> list[Row]:
     """Least, median and most of all pairs, and the slowest ones by name."""
+    from statistics import median  # which takes longer to import than all else here
+
     good = [pair for pair in pairs if not pair.problem]
     rows: list[Row] = [["PAIRS", "LEAST", "MEDIAN", "MOST"]]
     rows.append([f"{len(good)} of {len(pairs)} reach each other", "", "", ""])
     latencies = [pair.latency_ms for pair in good if pair.latency_ms is not None]
     speeds = [pair.mbit_s for pair in good if pair.mbit_s is not None]
     if latencies:
-        few = (min(latencies), statistics.median(latencies), max(latencies))
+        few = (min(latencies), median(latencies), max(latencies))
         rows.append(["latency", *(f"{value:.2g} ms" for value in few)])
     if speeds:
-        rows.append(["bandwidth", *map(rate, (min(speeds), statistics.median(speeds), max(speeds)))])
+        rows.append(["bandwidth", *map(rate, (min(speeds), median(speeds), max(speeds)))])
     slow = sorted((p for p in good if p.mbit_s is not None), key=lambda p: p.mbit_s or 0.0)[:SLOWEST]
     rows += [[f"slowest: {p.source} to {p.target}", rate(p.mbit_s or 0.0), "", ""] for p in slow]
     return rows

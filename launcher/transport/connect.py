@@ -101,6 +101,7 @@ def strict(
         auth_strategy=Identity(
             user=target.user,
             where=f"{target.user}@{name_of(target.host, target.port)}",
+            ssh_words=f"{'' if target.port == 22 else f'-p {target.port} '}{target.user}@{target.host}",
             files=list(dict.fromkeys(named + usual)),
             only=target.identities_only,
             secrets=settings.secrets,

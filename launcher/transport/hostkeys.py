@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterable, Iterator
 
 import paramiko
-from paramiko.pkey import UnknownKeyType
 
 from launcher.errors import InputError, RingctlError
 from launcher.transport.sshconfig import Target
@@ -113,7 +112,7 @@ def public_key(kind: str, text: str) -> paramiko.PKey:
     """The key that a line of known_hosts, or an inventory, gives; ValueError if it is none."""
     try:
         return paramiko.PKey.from_type_string(kind, base64.b64decode(text, validate=True))
-    except (UnknownKeyType, paramiko.SSHException, IndexError, ValueError) as error:
+    except (paramiko.pkey.UnknownKeyType, paramiko.SSHException, IndexError, ValueError) as error:
         raise ValueError(str(error) or "not a public key") from None
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
+import shlex
 import sys
 import termios
 import threading
@@ -13,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import paramiko
-from paramiko.pkey import UnknownKeyType
 
 USUAL_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 PASSWORD_TYPES = {"password", "keyboard-interactive"}
@@ -88,7 +88,7 @@ def read_key(path: str, passphrase: bytes | None) -> paramiko.PKey:
         return paramiko.PKey.from_path(path, passphrase)  # type: ignore[arg-type]  # it wants bytes, not str
     except OSError as error:
         raise Denied(f"the key file {path} cannot be read: {error.strerror}") from None
-    except (ValueError, UnknownKeyType, paramiko.SSHException):
+    except (ValueError, paramiko.pkey.UnknownKeyType, paramiko.SSHException):
         raise Denied(f"the file {path} is not a private key that can be used here") from None
 
 
@@ -124,6 +124,7 @@ class Identity:
 
     user: str
     where: str  # "train@192.168.0.1", for questions and complaints
+    ssh_words: str  # the same on the command line of ssh
     files: list[str]  # in the order in which they are offered
     only: bool  # the agent's other keys stay out of it
     secrets: Secrets
@@ -189,8 +190,15 @@ class Identity:
         keys = f"none of the keys offered: {', '.join(self.offered)}" if self.offered else "no key to offer"
         what = "it takes" if self.offered else "there was"
         also = f" ({problem})" if problem else ""
-        fix = "name the right user and key (identity_file) in the inventory or in ~/.ssh/config"
-        return Denied(f"authentication failed for {self.where}: {what} {keys}{also}", fix)
+        return Denied(f"authentication failed for {self.where}: {what} {keys}{also}", self.let_in())
+
+    def let_in(self) -> str:
+        """The command that makes the server take a key of ours, for who has another way in."""
+        if not self.offered:
+            own = USUAL_KEYS[0]
+            return f"ssh-keygen -t ed25519 -f {own} && ssh-copy-id -i {own} {self.ssh_words}"
+        key = f"-i {shlex.quote(self.files[0])} " if self.files else ""
+        return f"ssh-copy-id {key}{self.ssh_words}  # or name another key: identity_file in the inventory"
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import tempfile
 from typing import IO, Any
 
 from launcher.logs import visible
@@ -25,9 +24,11 @@ class Proxy:
     def open(self) -> None:
         """Start it, as ssh does: by a shell that makes way for it. Ctrl-C is for us alone: we may have things
         to say to the server before we go."""
+        from tempfile import TemporaryFile  # which few need
+
         self.close()
         self._socket, theirs = socket.socketpair()
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as the process lives
+        self._errors = TemporaryFile()  # noqa: SIM115 - for as long as the process lives
         script = f"trap '' INT; exec {self.command.removeprefix('exec ')}"
         with theirs:
             self._process = subprocess.Popen(

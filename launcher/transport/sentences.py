@@ -16,6 +16,7 @@ from launcher.transport.identity import Denied
 
 CONNECT_S = 10.0  # for each step of a connection
 SILENT = ("No existing session", "Timeout opening channel", "Timeout")  # how paramiko says that time is up
+UNREACHED = "switch it on and plug it in, or correct its `address` in the inventory"
 HUNG_UP = "Error reading SSH protocol banner"  # or that, where time was up before the server said a word
 
 
@@ -69,7 +70,7 @@ def sentence(error: Exception, host: str) -> tuple[str, str]:
         return about_connecting(error)
     if is_silence(error):
         own = text if isinstance(error, Silence) else f"no answer within {CONNECT_S:.0f} s"
-        return own, "is the host on, and its address right?"
+        return own, UNREACHED
     if isinstance(error, paramiko.ChannelException):
         return f"the server refused another session ({text})", "raise MaxSessions in its sshd_config"
     if isinstance(error, (EOFError, ConnectionError)) or text.startswith(HUNG_UP):
@@ -83,7 +84,7 @@ def about_host_key(
     if isinstance(error, UnknownKey):
         return (
             f"unknown host key {error.key.get_name()} {fingerprint(error.key)} of {error.name}",
-            f"compare it with the server's own, then: ringctl trust {host}",
+            f"ringctl trust {host}  # once you have compared it with the server's own",
         )
     if isinstance(error, RevokedKey):
         return str(error), "ask whoever runs it for its new key"
@@ -100,5 +101,8 @@ def about_connecting(error: paramiko.ssh_exception.NoValidConnectionsError) -> t
     first = cast(OSError, next(iter(error.errors.values())))
     where = "{}:{}".format(*next(iter(error.errors)))
     if isinstance(first, ConnectionRefusedError):
-        return f"connection refused by {where}", "is sshd running there, and on that port?"
-    return f"{(first.strerror or str(first)).lower()}: {where}", "is the host on, and its address right?"
+        return (
+            f"connection refused by {where}",
+            "sudo systemctl start ssh  # on its console; or correct its `port` in the inventory",
+        )
+    return f"{(first.strerror or str(first)).lower()}: {where}", UNREACHED

@@ -212,6 +212,8 @@ class SshChannel:
 
 def not_installed(host: Host, done: Completed) -> HostError:
     """Why our files are not there: the disk, its owner, or something else."""
+    from launcher.preflight import fixes
+
     _, told, text = done.out.partition(kit.CANNOT)
     if not told:
         words = f"cannot put ringctl's files there; it said: {done.last_words}"
@@ -219,10 +221,11 @@ def not_installed(host: Host, done: Completed) -> HostError:
     number, why, path, inodes = json.loads(text.split(b"\n")[0])
     words = f"cannot put ringctl's files there: {path}: {why}"
     if number not in (errno.ENOSPC, errno.EDQUOT):
-        return HostError(host.name, words, fix="make ~/.ringctl yours, and writable", kind="folders")
+        fix = fixes.writable("~") if number == errno.EROFS else fixes.owner("$(id -u)", "~/.ringctl")
+        return HostError(host.name, words, fix=fix, kind="folders")
     if inodes == 0:
-        return HostError(host.name, words, fix="df -i ~  # then remove small files", kind="inodes")
-    return HostError(host.name, words, fix="df -h ~  # then remove what is not needed", kind="disk")
+        return HostError(host.name, words, fix=fixes.room_for_files("~"), kind="inodes")
+    return HostError(host.name, words, fix=fixes.room("~"), kind="disk")
 
 
 # --- Bytes ---------------------------------------------------------------------------------------

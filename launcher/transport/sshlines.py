@@ -96,6 +96,8 @@ def included(patterns: Iterable[str], folder: str) -> Iterator[str]:
 
 def fits(pattern: str, text: str) -> bool:
     """As ssh compares: `*` and `?` and nothing else."""
+    if "*" not in pattern and "?" not in pattern:
+        return pattern == text
     body = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
     return re.fullmatch(body, text, re.S) is not None
 

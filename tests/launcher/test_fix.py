@@ -22,7 +22,7 @@ import yaml
 from launcher import inventory, yamltext
 from launcher.kit import PACKAGE
 from launcher.model import CheckResult, EnvSpec, Facts, Host, PortUse
-from launcher.preflight import fixes, mend
+from launcher.preflight import mend
 from launcher.preflight.examine import Examined
 from launcher.preflight.mend import Means
 from launcher.preflight.survey import Survey
@@ -369,7 +369,7 @@ def test_localhost_keeps_its_meaning_also_where_a_host_is_called_so() -> None:
 @pytest.mark.parametrize(("env", "created"), [("fl38", True), ("another", False)])
 def test_only_the_environment_that_the_file_here_describes_is_created(env: str, created: bool) -> None:
     host = Host("a", env=EnvSpec("conda", env))
-    found = examined(CheckResult("env_missing", "a", "fail", fix=fixes.environment(host)))
+    found = examined(CheckResult("env_missing", "a", "fail", fix="ringctl env create --include a"))
     found = Examined((host, Host("b")), found.survey, found.results)
     means = Means(inventory.parse("hosts: [a, b]", "hosts.yaml"), environment="fl38")
     assert [action.kind for action in mend.actions(found, means)] == ["environment"] * created

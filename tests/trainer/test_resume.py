@@ -405,7 +405,10 @@ def test_a_fresh_start_replaces_what_was_there_and_another_folder_can_be_gone_on
         assert f"{steps} of 10 steps" in outcomes[0].out
     other = trained(2, tmp_path, *first, "--seed", "5", "--resume", "never", "--steps", "6")
     assert ends(other) != expected
-    assert sorted(path.name for path in (tmp_path / "first").glob("step-*")) == ["step-00000004", "step-00000006"]
+    assert sorted(path.name for path in (tmp_path / "first").glob("step-*")) == [
+        "step-00000004",
+        "step-00000006",
+    ]
     for outcome in trained(2, tmp_path, *second, "--resume", str(tmp_path / "nowhere")):
         why = f"cannot go on from {tmp_path / 'nowhere'}: there is none. To start afresh: --resume never"
         assert (outcome.exit_code, outcome.err) == (2, f"trainer: {why}\n")
