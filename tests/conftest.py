@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
+import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,6 +18,9 @@ MARK = "RINGCTL_TEST_MARK"
 
 # A shell starts what it puts into the background deaf to Ctrl-C, and so is all that is started from there.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Hundreds of processes import ringctl here: compiling it once is enough, whatever this shell is set to.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @pytest.fixture(autouse=True)
@@ -30,11 +35,25 @@ def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     for name in ("RINGCTL_HOSTS", "VIRTUAL_ENV", "CONDA_PREFIX", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
-    ports = listening(mark)
+    older, ports = set(os.listdir("/proc")), listening()
     yield
-    assert eventually(lambda: not carrying(mark)), f"processes left behind: {carrying(mark)}"
-    assert eventually(lambda: not listening(mark) - ports), f"ports left open: {listening(mark) - ports}"
+    assert eventually(lambda: not carrying(mark, older)), f"processes left behind: {carrying(mark, older)}"
+    assert eventually(lambda: not listening() - ports), f"ports left open: {listening() - ports}"
     assert not list(scratch.iterdir()), f"temporary files left behind: {list(scratch.iterdir())}"
+
+
+@pytest.fixture(scope="session")
+def _torch_for_ddp(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Import once, for all forked ranks, what making a DistributedDataParallel imports: it takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        importlib.import_module("torch._dynamo")
+
+
+@pytest.fixture
+def with_ddp(_torch_for_ddp: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests whose ranks use torch's DistributedDataParallel."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 
 
 def eventually(condition, seconds: float = 5.0) -> bool:  # type: ignore[no-untyped-def]  # any callable
@@ -47,31 +66,25 @@ def eventually(condition, seconds: float = 5.0) -> bool:  # type: ignore[no-unty
     return True
 
 
-def carrying(mark: str) -> dict[int, str]:
-    """Living processes that a test started, directly or not."""
+def carrying(mark: str, older: set[str]) -> dict[int, str]:
+    """Living processes that a test started, directly or not; none of those that are older than the test."""
     found = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                if f"{MARK}={mark}\0".encode() in (entry / "environ").read_bytes() + b"\0":
-                    found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
-            except OSError:
-                continue
+    for pid in set(os.listdir("/proc")) - older:
+        try:
+            if f"{MARK}={mark}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes() + b"\0":
+                found[int(pid)] = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+        except OSError:
+            continue
     return found
 
 
-def listening(mark: str) -> set[str]:
-    """Local addresses that this process, or one that the test started, listens on."""
-    sockets = set()
-    for pid in {os.getpid(), *carrying(mark)}:
-        with contextlib.suppress(OSError):
-            for fd in Path(f"/proc/{pid}/fd").iterdir():
-                with contextlib.suppress(OSError):
-                    sockets.add(os.readlink(fd))
+def listening() -> set[str]:
+    """Addresses that this process listens on. It asks the sockets: the kernel's table takes milliseconds."""
     found = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in Path(table).read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
-                found.add(fields[1])
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the one that listed the folder is gone
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(name))) as end:
+                    if end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                        found.add(str(end.getsockname()))
     return found

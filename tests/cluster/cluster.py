@@ -157,6 +157,10 @@ class Cluster(AccessFiles):
             if process.host_pid != 1 and process.name != "sshd"
         ]
 
+    def is_idle(self, host: str) -> bool:
+        """Whether nothing runs on a host but its first process and the sshd that listens."""
+        return self._machine(host).is_idle()
+
     def listening_ports(self, host: str) -> set[int]:
         """TCP ports that anything on a host listens on, sshd's 22 included."""
         return processes.listening_ports(self._machine(host).holder)

@@ -118,6 +118,10 @@ class Machine:
     def processes(self) -> list[Process]:
         return processes.sharing_pid_namespace(self.init) if self._init else []
 
+    def is_idle(self) -> bool:
+        """Whether nothing runs but the first process and the sshd that listens."""
+        return all(process.host_pid in (1, self._sshd_pid()) for process in self.processes())
+
     def path(self, inside: str) -> Path:
         """A file of the host, from outside. Absolute symbolic links on the way would leave the host."""
         return Path(f"/proc/{self.init}/root", inside.lstrip("/"))
@@ -126,11 +130,15 @@ class Machine:
 
     def sshd(self) -> Process | None:
         """The sshd that listens, if it runs."""
+        host_pid = self._sshd_pid()
+        return next((process for process in self.processes() if process.host_pid == host_pid), None)
+
+    def _sshd_pid(self) -> int | None:
+        """As the host numbers it, and sshd's own file says."""
         try:
-            host_pid = int(self.path("/run/sshd.pid").read_text())
+            return int(self.path("/run/sshd.pid").read_text())
         except FileNotFoundError:
             return None
-        return next((process for process in self.processes() if process.host_pid == host_pid), None)
 
     def start_sshd(self) -> None:
         call(self.command(SSHD, "root"))

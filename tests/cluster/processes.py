@@ -28,11 +28,14 @@ class Process:
 
 def everything(wanted: Callable[[int], bool] = lambda _: True) -> Iterator[Process]:
     """Every process of this machine that is wanted, by its pid, and not a zombie."""
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and wanted(int(folder.name)):
-            process = _read(folder)
-            if process:
-                yield process
+    for pid in filter(wanted, _pids()):
+        process = _read(Path(f"/proc/{pid}"))
+        if process:
+            yield process
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def _read(folder: Path) -> Process | None:
@@ -92,8 +95,7 @@ def only_child(pid: int) -> int:
 def marked(mark: str) -> list[int]:
     """Processes started with this mark in their environment."""
     wanted = f"{MARK}={mark}".encode()
-    pids = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
-    return [pid for pid in pids if wanted in _environment(pid)]  # a zombie has no environment
+    return [pid for pid in _pids() if wanted in _environment(pid)]  # a zombie has no environment
 
 
 def _environment(pid: int) -> list[bytes]:

@@ -1,5 +1,5 @@
-"""Four real hosts for the tests of this folder; each test finds them as on their first day, and fails if it
-leaves a process or an open port on one of them."""
+"""Four real hosts for the tests of this folder. Each test finds their homes empty, but for ringctl's own
+programs, and fails if it leaves a process or an open port on one of them."""
 
 from __future__ import annotations
 
@@ -31,12 +31,21 @@ def cluster(
     """The hosts, a home with what is needed to reach them, an inventory that ringctl finds by itself, and an
     empty project folder to be in."""
     become_controller(four_hosts, tmp_path, monkeypatch)
+    hosts.equip(four_hosts)
     try:
         yield four_hosts
         hosts.mend(four_hosts)
         assert eventually(lambda: not hosts.left_on(four_hosts), 10.0), hosts.left_on(four_hosts)
     finally:
         hosts.reset(four_hosts)
+
+
+@pytest.fixture
+def bare(cluster: hosts.Hosts) -> hosts.Hosts:
+    """The hosts as they are before anyone has used ringctl there."""
+    for host in cluster.names:
+        shutil.rmtree(cluster.path(host, hosts.OURS))
+    return cluster
 
 
 def become_controller(cluster: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from launcher.errors import RingctlError
 from launcher.inventory import load
 from launcher.transport import Pool
 from tests.cluster import Cluster
+from tests.cluster.image import USER_ID
 from tests.cluster.network import Block
 from tests.launcher.ringctl import RINGCTL, wait_for
 
@@ -185,21 +186,46 @@ def mend(cluster: Hosts) -> None:
         cluster.end_sessions(host)
 
 
+def equip(cluster: Hosts) -> None:
+    """Have ringctl put its own programs where they are missing; each test doing so would take its time."""
+    missing = [host for host in cluster.names if not cluster.path(host, f"{OURS}/kit").exists()]
+    if missing:
+        with agents() as found:
+            for host in missing:
+                found[host].runs()
+
+
 def reset(cluster: Hosts) -> None:
-    """Nothing runs, and homes are as on the first day."""
+    """Nothing runs, and homes are as on the first day, but for ringctl's own programs."""
     for host in cluster.names:
         for process in cluster.processes(host):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
-        for path in cluster.path(host, HOME).iterdir():
-            if path.name != ".ssh":
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        tidy(cluster, host)
+
+
+def tidy(cluster: Cluster, host: str) -> None:
+    """Remove all from the user's home but the way in and ringctl's own programs."""
+    _clear(cluster.path(host, HOME), ".ssh", ".ringctl")
+    ours = cluster.path(host, OURS)
+    if ours.exists():
+        _clear(ours, "kit")
+        os.chown(ours, USER_ID, USER_ID)
+        ours.chmod(0o700)
+
+
+def _clear(folder: Path, *but: str) -> None:
+    for path in folder.iterdir():
+        if path.name not in but:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def left_on(cluster: Cluster) -> dict[str, tuple[list[str], set[int]]]:
     """What runs and what listens on each host besides sshd; hosts where nothing does are left out."""
     found = {}
     for host in cluster.names:
+        if cluster.is_idle(host):
+            continue  # without a process nothing listens, and the table of ports takes long to read
         running = [" ".join(process.argv)[:200] for process in cluster.processes(host)]
         ports = cluster.listening_ports(host) - {22}
         if running or ports:

@@ -7,18 +7,29 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.launcher import warm
+
+# From the very start, where warm.py will not do.
 RINGCTL = [sys.executable, "-c", "from launcher.cli import main; main()"]
 
 
-def ringctl(*args: str, code: int | None = 0, **options: Any) -> subprocess.CompletedProcess[str]:
+def ringctl(
+    *args: str,
+    code: int | None = 0,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    input: str | None = None,
+) -> subprocess.CompletedProcess[str]:
     """Run it to the end; `code` is the exit code the test counts on."""
-    done = subprocess.run(
-        [*RINGCTL, *args], capture_output=True, text=True, timeout=120, errors="surrogateescape", **options
-    )
+    if input is None:
+        done = warm.run(args, cwd, env)
+    else:
+        command = [*RINGCTL, *args]
+        done = subprocess.run(command, cwd=cwd, env=env, input=input, capture_output=True, text=True)
     assert code is None or done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
 

@@ -22,8 +22,8 @@ from launcher.environment import Look
 from launcher.errors import HostError, InputError, RingctlError
 from tests.cluster import Cluster
 from tests.launcher import ringctl as tool
+from tests.launcher.hosts import HOME, tidy
 
-HOME = "/home/train"
 HOSTS = ("server1", "server2")
 ENV = "ring-env"
 # Neither PyPI, npm nor Debian has a conda, mamba or micromamba that could be installed here. This stands in
@@ -48,13 +48,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 class Hosts:
-    """Two servers with empty homes, and ringctl as someone uses it who has their key."""
+    """Two servers with tidy homes, and ringctl as someone uses it who has their key."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.cluster, self.folder = cluster, folder
         self.environ = {**os.environ, "HOME": str(cluster.home)}
         for host in HOSTS:
-            self.sh(host, "find ~ -mindepth 1 -maxdepth 1 ! -name .ssh -exec rm -rf {} +")
+            tidy(cluster, host)
 
     def sh(self, host: str, script: str) -> str:
         return self.cluster.run(host, "sh", "-c", f"HOME={HOME}; {script}").stdout

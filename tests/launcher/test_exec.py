@@ -73,7 +73,7 @@ def test_more_output_than_the_window_holds_on_either_stream_arrives(monkeypatch:
     assert (len(done.out), len(done.err), done.exit_code) == (200_000, 400_000, 0)
 
 
-@pytest.mark.parametrize("command", [("sleep", "1000"), ("yes",)], ids=["silent", "endless"])
+@pytest.mark.parametrize("command", [("sleep", "1000"), ("yes", "y" * 1000)], ids=["silent", "endless"])
 def test_a_command_that_does_not_end_is_given_up_on(cluster: Hosts, command: tuple[str, ...]) -> None:
     done = ringctl("exec", "--include", "server1", "--timeout", "1", "--", *command, code=4)
     assert done.stderr == "error: server1: no answer within 1 s\n"

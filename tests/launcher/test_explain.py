@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from launcher import foreign
 from launcher.diagnose import Cause
-from tests.launcher.ringctl import RINGCTL, detach, launch, ringctl, run_folder, wait_for
+from tests.launcher.ringctl import RINGCTL, detach, events, launch, lines, ringctl, run_folder, wait_for
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 TRACEBACK = textwrap.dedent(
@@ -195,9 +195,9 @@ def test_a_run_its_log_and_its_events_are_explained_alike(tmp_path: Path) -> Non
     of_run = explain()
     assert (of_run["run"], of_run["state"], of_run["id"]) == (last["run"], "failed", "disk")
     assert (of_run["cause"], of_run["fix"]) == (last["cause"], last["fix"])
-    events = tmp_path / "events"
-    events.write_text(ringctl("logs", "--json").stdout)
-    assert explain(str(events))["cause"] == last["cause"]
+    saved = tmp_path / "events"
+    saved.write_text(ringctl("logs", "--json").stdout)
+    assert explain(str(saved))["cause"] == last["cause"]
     log = tmp_path / "log"
     log.write_text(ringctl("logs").stdout)
     of_log = explain(str(log))
@@ -218,6 +218,11 @@ def test_a_run_that_succeeded_has_nothing_to_explain() -> None:
     assert (about["explained"], about["cause"], about["state"]) == (False, None, "succeeded")
 
 
+def wait_until_up(run: str) -> None:
+    """Until both ranks have said so."""
+    wait_for(lambda: [lines(events(run), rank) for rank in (0, 1)] == [["up"], ["up"]], "their first words")
+
+
 def test_a_run_that_hangs_is_explained_while_it_does(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(
@@ -229,10 +234,10 @@ def test_a_run_that_hangs_is_explained_while_it_does(tmp_path: Path) -> None:
         "print('up', flush=True)\n"
         "read() if os.environ['RANK'] == '1' else Work().wait()\n"
     )
-    run = detach(["python", str(program)])
+    run = detach(["python", "-S", str(program)])
     try:
         wait_for(lambda: len(list(run_folder(run).glob("ranks/*/*.stacks"))) == 2, "two ranks")
-        wait_for(lambda: ringctl("logs", "--no-prefix").stdout == "up\nup\n", "their first words")
+        wait_until_up(run)
         about = explain(run)
         assert about["note"].startswith("no progress: rank 1 on localhost is in `time.sleep(600)`")
         assert "rank 0 waits in" in about["note"]
@@ -244,7 +249,7 @@ def test_a_run_that_hangs_is_explained_while_it_does(tmp_path: Path) -> None:
 def test_a_signal_is_only_sent_to_ranks_that_want_it() -> None:
     """It would kill a program that knows nothing of it."""
     run = detach(["sh", "-c", "echo up; sleep 600"])
-    wait_for(lambda: ringctl("logs", "--no-prefix").stdout == "up\nup\n", "their first words")
+    wait_until_up(run)
     about = explain(run, code=1)
     assert about["note"] == "the run goes on; no rank has failed"
     assert set(about["places"]) == {"0", "1"}
@@ -259,8 +264,8 @@ def test_a_program_with_its_own_use_for_usr1_is_not_disturbed(
     monkeypatch.chdir(tmp_path)
     handler = "import signal, sys, time; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(9))"
     Path("own.py").write_text(f"{handler}\nprint('up', flush=True)\ntime.sleep(600)\n")
-    run = detach(["python", "own.py"])
-    wait_for(lambda: ringctl("logs", "--no-prefix").stdout == "up\nup\n", "their first words")
+    run = detach(["python", "-S", "own.py"])
+    wait_until_up(run)
     explain(run, code=1)
     state = json.loads(ringctl("status", "--json").stdout)
     assert [rank["state"] for rank in state["ranks"]] == ["running", "running"]

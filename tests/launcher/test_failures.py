@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher import ask, fold, run, text, watch
+from launcher import ask, fold, foreign, run, text, watch
 from launcher.diagnose import Cause
 from launcher.model import Event, Plan, RunState
 from launcher.transport import Pool
@@ -160,23 +160,23 @@ def together(body: str, timeout: float = 60) -> list[str]:
     return program(TOGETHER.replace("{timeout}", str(timeout)) + textwrap.dedent(body))
 
 
+def failure_together(body: str, *, world: int = 2, timeout: float = 60) -> Cause:
+    return failure(together(body, timeout), world=world)
+
+
 @pytest.mark.usefixtures("folder")
 def test_a_rank_that_raises_in_step_3_is_named_with_its_own_lines() -> None:
-    cause = failure(
-        together(
-            """
-            def train(number):
-                if rank == 1 and number == 3:
-                    raise ValueError("the third batch is bad")
-                step(number)
+    body = """
+    def train(number):
+        if rank == 1 and number == 3:
+            raise ValueError("the third batch is bad")
+        step(number)
 
-            join()
-            for number in range(1, 100):
-                train(number)
-            """
-        ),
-        world=3,
-    )
+    join()
+    for number in range(1, 100):
+        train(number)
+    """
+    cause = failure_together(body, world=3)
     assert cause.text == "rank 1 on localhost exited with code 1: ValueError: the third batch is bad"
     assert [frame.text for frame in cause.trace] == [
         "train(number)",
@@ -186,7 +186,7 @@ def test_a_rank_that_raises_in_step_3_is_named_with_its_own_lines() -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_a_rank_that_is_killed_is_named_and_not_those_that_lost_it() -> None:
-    cause = failure(together("join()\nstep(1)\nif rank == 1: os.kill(os.getpid(), 9)\nstep(2)"), world=3)
+    cause = failure_together("join()\nstep(1)\nif rank == 1: os.kill(os.getpid(), 9)\nstep(2)", world=3)
     assert (cause.rank, cause.id) == (1, "killed")
     assert "was killed by SIGKILL" in cause.text
 
@@ -229,10 +229,12 @@ def test_a_slow_run_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (outcome.state.state, screen.notes) == ("succeeded", [])
 
 
+UNEVEN = "join()\nfor number in range(3 if rank == 1 else 5):\n    step(number)\n"
+
+
 @pytest.mark.usefixtures("folder")
 def test_ranks_with_fewer_batches_are_named() -> None:
-    command = together("join()\nfor number in range(3 if rank == 1 else 5):\n    step(number)")
-    cause = failure(command, world=2)
+    cause = failure_together(UNEVEN)
     assert (cause.rank, cause.id) == (1, "uneven")
     assert "rank 1 on localhost, after step 2, had ended by itself, without an error" in cause.text
     assert "drop_last=True" in cause.fix
@@ -240,8 +242,7 @@ def test_ranks_with_fewer_batches_are_named() -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_ranks_that_wait_in_different_calls_are_told_apart() -> None:
-    body = "join()\nfor number in range(3 if rank == 1 else 5):\n    step(number)\ndist.barrier()"
-    cause = failure(together(body, timeout=2), world=2)
+    cause = failure_together(UNEVEN + "dist.barrier()", timeout=2)
     assert cause.id == "uneven"
     assert "rank 0 in `dist.all_reduce(torch.ones(size))`" in cause.text
     assert "rank 1 in `dist.barrier()`" in cause.text
@@ -249,8 +250,7 @@ def test_ranks_that_wait_in_different_calls_are_told_apart() -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_ranks_with_different_models_are_told() -> None:
-    cause = failure(together("join()\nstep(1, 1000 - 100 * rank)"), world=2)
-    assert cause.id == "code_differs"
+    assert failure_together("join()\nstep(1, 1000 - 100 * rank)").id == "code_differs"
 
 
 @pytest.mark.usefixtures("folder")
@@ -261,15 +261,14 @@ def test_a_port_that_is_taken_after_the_start_is_told() -> None:
         taken = socket.create_server(("", int(os.environ["MASTER_PORT"])))
     join()
     """
-    cause = failure(together(body), world=2)
+    cause = failure_together(body)
     assert (cause.rank, cause.id) == (0, "port_used")
     assert "--master-port" in cause.fix
 
 
 @pytest.mark.usefixtures("folder")
 def test_a_rank_that_never_comes_is_named() -> None:
-    body = "if rank == 1: time.sleep(600)\njoin()"
-    cause = failure(together(body, timeout=1), world=2)
+    cause = failure_together("if rank == 1: time.sleep(600)\njoin()", timeout=1)
     assert cause.id == "ranks"
     assert "; missing: rank 1 on localhost, which was in `if rank == 1: time.sleep(600)`" in cause.text
 
@@ -277,7 +276,7 @@ def test_a_rank_that_never_comes_is_named() -> None:
 @pytest.mark.usefixtures("folder")
 def test_a_name_that_nobody_knows_is_told() -> None:
     body = "os.environ['MASTER_ADDR'] = 'no-such-host.invalid' if rank else os.environ['MASTER_ADDR']\njoin()"
-    cause = failure(together(body, timeout=1), world=2)
+    cause = failure_together(body, timeout=1)
     assert (cause.rank, cause.id) == (1, "alias_missing")
 
 
@@ -352,10 +351,10 @@ def test_a_wrong_interface_that_the_user_insists_on_is_told(two: Hosts) -> None:
     assert "ifname" in cause.fix
 
 
-def test_an_interface_that_is_not_there_is_told(two: Hosts) -> None:
-    inventory(two, only=("server1", "server2"), server2={"ifname": "eth9"})
-    cause = failure(together("join()"), local=False, world=2)
-    assert (cause.rank, cause.id) == (1, "ifname")
+def test_an_interface_that_is_not_there_is_told(cluster: Hosts) -> None:
+    inventory(cluster, only=("server2",), server2={"ifname": "eth9"})
+    cause = failure(together("join()"), local=False, world=1)
+    assert (cause.host, cause.id) == ("server2", "ifname")
     assert "eth9" in cause.text
 
 
@@ -379,7 +378,7 @@ def test_the_kernels_own_kill_for_want_of_memory_is_told_for_sure(little_memory:
 @pytest.mark.parametrize(
     ("options", "id_"),
     [
-        (["-o", "StrictHostKeyChecking=yes", "-o", "UserKnownHostsFile=/dev/null"], "ssh_hostkey"),
+        (["-o", "StrictHostKeyChecking=yes"], "ssh_hostkey"),
         (
             ["-o", "StrictHostKeyChecking=no", "-o", "IdentitiesOnly=yes", "-o", "IdentityFile=/dev/null"],
             "ssh_auth",
@@ -387,21 +386,9 @@ def test_the_kernels_own_kill_for_want_of_memory_is_told_for_sure(little_memory:
     ],
 )
 def test_what_ssh_itself_says_is_explained(cluster: Hosts, options: list[str], id_: str) -> None:
-    from launcher import foreign
-
     to = f"nobody@{cluster.address('server1')}"
-    ssh = [
-        "ssh",
-        "-F",
-        "/dev/null",
-        "-o",
-        "BatchMode=yes",
-        "-o",
-        "UserKnownHostsFile=/dev/null",
-        *options,
-        to,
-        "true",
-    ]
+    common = ["-F", "/dev/null", "-o", "BatchMode=yes", "-o", "UserKnownHostsFile=/dev/null"]
+    ssh = ["ssh", *common, *options, to, "true"]
     said = subprocess.run(ssh, capture_output=True, text=True, timeout=30).stderr
     cause = foreign.read(said.splitlines()).cause
     assert cause is not None

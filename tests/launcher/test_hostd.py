@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,29 +48,30 @@ def what_came(events: list[dict[str, object]], rank: int, stream: str = "out") -
     return text.encode("utf-8", "surrogateescape")
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"one\ntwo\n",
-        b"no newline at the end",
-        b"\n\n\n",
-        b"progress 1\rprogress 2\rdone\n",
-        b"dos\r\nlines\r\n",
-        b"ends in a return\r",
-        b"\r\r\n\r",
-        "gr\u00fc\u00dfe, \u4e16\u754c \U0001f600\n".encode(),
-        bytes(range(256)) * 3,
-        b"\xff\xfe half a character \xe4\xb8",
-        b"x" * 10_000_000 + b"\nafter\n",
-        b"",
-    ],
-    ids=lambda data: repr(data[:20]),
-)
-def test_every_byte_a_rank_writes_comes_back(data: bytes, tmp_path: Path) -> None:
-    (tmp_path / "data").write_bytes(data)
-    run = detach(["cat", str(tmp_path / "data")], world=1)
+ODD_OUTPUT = [
+    b"one\ntwo\n",
+    b"no newline at the end",
+    b"\n\n\n",
+    b"progress 1\rprogress 2\rdone\n",
+    b"dos\r\nlines\r\n",
+    b"ends in a return\r",
+    b"\r\r\n\r",
+    "gr\u00fc\u00dfe, \u4e16\u754c \U0001f600\n".encode(),
+    bytes(range(256)) * 3,
+    b"\xff\xfe half a character \xe4\xb8",
+    b"x" * 10_000_000 + b"\nafter\n",
+    b"",
+]
+
+
+def test_every_byte_a_rank_writes_comes_back(tmp_path: Path) -> None:
+    for rank, data in enumerate(ODD_OUTPUT):
+        (tmp_path / f"{rank}").write_bytes(data)
+    run = detach(["sh", "-c", 'cat "$0/$RANK"', str(tmp_path)], world=len(ODD_OUTPUT))
     wait_until_final(run)
-    assert what_came(events(run), 0) == data
+    seen = events(run)
+    for rank, data in enumerate(ODD_OUTPUT):
+        assert what_came(seen, rank) == data, data[:20]
 
 
 def test_a_character_cut_in_two_by_a_flush_stays_whole(tmp_path: Path) -> None:
@@ -100,12 +102,12 @@ def test_many_lines_of_many_ranks_all_arrive_in_order() -> None:
 
 
 def test_a_full_segment_is_closed_and_the_log_goes_on_in_the_next() -> None:
-    text = "x" * 1000
-    run = detach(["sh", "-c", f"yes {text} | head -n 80000"], world=1)
+    text = "x" * 10_000
+    run = detach(["sh", "-c", f"yes {text} | head -n 8000"], world=1)
     wait_until_final(run)
     assert len(list(run_folder(run).glob("events-1-*.jsonl"))) == 2
     done = ringctl("logs", run, "--no-prefix")
-    assert done.stdout == f"{text}\n" * 80000
+    assert done.stdout == f"{text}\n" * 8000
 
 
 # --- Endings -------------------------------------------------------------------------------------
@@ -278,37 +280,48 @@ def test_a_command_that_cannot_be_started_leaves_nothing_running(tmp_path: Path)
 
 NOSY = """
     import __main__, json, os, random, sys
+    torch = "torch" in sys.modules
     import numpy
-    about = {
+    same = {
         "name": __name__, "main": __main__.__file__, "argv": sys.argv,
         "loader": type(__loader__).__name__, "notes": __annotations__,
         "cwd": os.getcwd(), "path0": sys.path[0],
         "stdin": os.fstat(0).st_rdev, "fds": sorted(map(int, os.listdir("/proc/self/fd")))[:3],
-        "session": os.getsid(0) == os.getpid(), "optimize": sys.flags.optimize,
-        "globals": "prefork" in globals(),
-        "random": random.random() , "numpy": float(numpy.random.random()), "orig": sys.orig_argv[1:],
+        "session": os.getsid(0) == os.getpid(), "no_user_site": sys.flags.no_user_site,
+        "globals": "prefork" in globals(), "orig": sys.orig_argv[1:],
     }
-    print(json.dumps(about))
+    chance = {"random": random.random(), "numpy": float(numpy.random.random())}
+    print(json.dumps({"same": same, "torch": torch, **chance}))
 """
 
 
-def test_a_preforked_script_cannot_tell_that_it_was(tmp_path: Path) -> None:
-    program = script(tmp_path, NOSY)
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """What two ranks say of themselves, forked and not."""
+    folder = tmp_path_factory.mktemp("nosy")
     told = {}
-    for option in ("--prefork", "--no-prefork"):
-        seen = launch(["python", "-O", program, "a b", "--lr", "0.1"], options=[option])
-        told[option] = [json.loads(lines(seen, rank)[0]) for rank in (0, 1)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RINGCTL_HOME", str(folder / "ringctl"))
+        for option in ("--prefork", "--no-prefork"):
+            seen = launch(["python", "-s", script(folder, NOSY), "a b", "--lr", "0.1"], options=[option])
+            told[option] = [json.loads(lines(seen, rank)[0]) for rank in (0, 1)]
+    return told
+
+
+def test_a_preforked_script_cannot_tell_that_it_was(told: dict[str, list[Any]]) -> None:
     for forked, plain in zip(told["--prefork"], told["--no-prefork"], strict=True):
-        for chance in ("random", "numpy"):
-            forked.pop(chance), plain.pop(chance)
-        assert forked == plain
+        assert forked["same"] == plain["same"]
 
 
-def test_preforked_ranks_draw_different_random_numbers(tmp_path: Path) -> None:
-    seen = launch(["python", script(tmp_path, NOSY)], options=["--prefork"])
-    first, second = (json.loads(lines(seen, rank)[0]) for rank in (0, 1))
+def test_preforked_ranks_draw_different_random_numbers(told: dict[str, list[Any]]) -> None:
+    first, second = told["--prefork"]
     assert first["random"] != second["random"]
     assert first["numpy"] != second["numpy"]
+
+
+def test_torch_is_imported_before_the_fork(told: dict[str, list[Any]]) -> None:
+    assert [rank["torch"] for rank in told["--prefork"]] == [True, True]
+    assert [rank["torch"] for rank in told["--no-prefork"]] == [False, False]
 
 
 def test_a_preforked_module_runs_as_python_m_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,12 +378,6 @@ def test_a_preforked_script_can_spawn_processes_of_its_own(tmp_path: Path) -> No
         """,
     )
     assert lines(launch(["python", "-S", program]), 1) == ["[1, 4, 9]"]
-
-
-def test_torch_is_imported_before_the_fork(tmp_path: Path) -> None:
-    program = script(tmp_path, "import sys; print('torch' in sys.modules)")
-    assert lines(launch(["python", program], options=["--prefork"]), 1) == ["True"]
-    assert lines(launch(["python", program], options=["--no-prefork"]), 1) == ["False"]
 
 
 # --- Environment ---------------------------------------------------------------------------------

@@ -24,8 +24,6 @@ from tests.launcher.ringctl import ringctl, start, wait_for
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
-PROJECT = str(Path(__file__).resolve().parents[2])
-
 
 def write(name: str, text: str | bytes = "", mode: int = 0o644) -> Path:
     path = Path(name)
@@ -252,12 +250,12 @@ def test_a_link_that_leaves_the_folder_is_refused_before_anything_is_touched(
     assert snapshots(cluster, "server1") == []
 
 
-def test_what_is_neither_file_nor_link_is_refused_with_exit_2(cluster: Cluster) -> None:
+def test_what_is_neither_file_nor_link_is_refused_with_exit_2(bare: Cluster) -> None:
     os.mkfifo("pipe")
     done = ringctl("push", code=2)
     assert "pipe: neither a file nor a link\n  add pipe to .ringignore" in done.stderr
     assert "neither a file nor a link" in ringctl("launch", "--", "true", code=2).stderr
-    assert not cluster.path("server1", OURS).exists()
+    assert not bare.path("server1", OURS).exists()
     write(".ringignore", "pipe\n")
     ringctl("push")
 
@@ -267,7 +265,7 @@ def test_a_folder_that_is_gone_is_a_mistake_of_the_user(monkeypatch: pytest.Monk
     monkeypatch.chdir("gone")
     Path("../gone").resolve().rmdir()
     for command in (("push",), ("launch", "--", "true")):
-        done = ringctl(*command, code=2, env={**os.environ, "PYTHONPATH": PROJECT})
+        done = ringctl(*command, code=2)
         assert "the folder you are in is gone" in done.stderr
     monkeypatch.chdir("..")
 
@@ -303,11 +301,11 @@ def test_a_full_disk_is_told_of_the_host_and_leaves_no_half_snapshot(cluster: Cl
 # --- Damage --------------------------------------------------------------------------------------
 
 
-def test_ringctls_own_files_are_put_there_again_when_they_are_damaged(cluster: Cluster) -> None:
-    inventory(cluster, only=("server1",))
+def test_ringctls_own_files_are_put_there_again_when_they_are_damaged(bare: Cluster) -> None:
+    inventory(bare, only=("server1",))
     with agents() as found:
         found["server1"].runs()
-        (place,) = cluster.path("server1", f"{OURS}/kit").iterdir()
+        (place,) = bare.path("server1", f"{OURS}/kit").iterdir()
         whole = {path.name: path.read_bytes() for path in place.glob("*.py")}
 
         def garble(name: str, data: bytes) -> None:
@@ -329,16 +327,16 @@ def test_ringctls_own_files_are_put_there_again_when_they_are_damaged(cluster: C
     assert list(place.parent.iterdir()) == [place]
 
 
-def test_ringctls_own_files_leave_nothing_half_done_on_a_full_disk_nor_for_long(cluster: Cluster) -> None:
-    inventory(cluster, only=("server1",))
-    kits = cluster.path("server1", f"{OURS}/kit")
-    cluster.fill_disk("server1", leave=20_000)
+def test_ringctls_own_files_leave_nothing_half_done_on_a_full_disk_nor_for_long(bare: Cluster) -> None:
+    inventory(bare, only=("server1",))
+    kits = bare.path("server1", f"{OURS}/kit")
+    bare.fill_disk("server1", leave=20_000)
     try:
         with agents() as found, pytest.raises(HostError, match=r"/kit/\w+: No space left on device"):
             found["server1"].runs()
         assert list(kits.iterdir()) == []
     finally:
-        cluster.free_disk("server1")
+        bare.free_disk("server1")
     (kits / "tmpkilled").mkdir()
     later = kit.INSTALL.replace("time.time()", "(time.time() + 7200)")
     with agents() as found:

@@ -384,7 +384,7 @@ def test_without_a_terminal_or_with_no_input_nobody_is_asked(encrypted: Path) ->
     terminal = Terminal("--no-input", "exec", "--include", "server1", "--", "hostname")
     expected = f"server1: the key file {encrypted} is encrypted and nobody is there to ask for its passphrase"
     assert expected in terminal.finish(4)
-    done = ringctl("exec", "--include", "server1", "--", "hostname", code=4, stdin=subprocess.DEVNULL)
+    done = ringctl("exec", "--include", "server1", "--", "hostname", code=4)
     assert done.stderr.splitlines() == [
         f"error: {expected}",
         f"  give it to an agent first: ssh-add {encrypted}",
