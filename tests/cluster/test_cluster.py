@@ -376,7 +376,10 @@ def test_a_reboot_ends_all_processes_empties_tmp_keeps_the_disk_and_changes_the_
     assert boot_id(cluster, "server4") != before
     cluster.run("server3", "touch", "/tmp/volatile", "/home/train/durable")
     ssh(cluster, "server3", "setsid sleep 1000 >/dev/null 2>&1 </dev/null &")
-    assert [process.argv for process in cluster.processes("server3")] == [("sleep", "1000")]
+    wait_until(
+        lambda: [process.argv for process in cluster.processes("server3")] == [("sleep", "1000")],
+        "a process that outlives its session",
+    )
     cluster.reboot("server3")
     assert cluster.processes("server3") == []
     assert boot_id(cluster, "server3") not in (before, boot_id(cluster, "server4"))

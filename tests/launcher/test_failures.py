@@ -346,7 +346,7 @@ def test_a_firewall_that_only_lets_the_master_port_through_is_told(two: Hosts) -
 
 def test_a_wrong_interface_that_the_user_insists_on_is_told(two: Hosts) -> None:
     inventory(two, only=("server1", "server2"), defaults={"ifname": "lo"})
-    cause = failure(together("join()", timeout=3), local=False, world=2)
+    cause = failure(together("join()", timeout=8), local=False, world=2)
     assert cause.id == "loopback_name"
     assert "ifname" in cause.fix
 
