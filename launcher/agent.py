@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ from launcher.transport import Channel, Completed, Pool, Transport
 SENTINEL = b"--ringctl-hostd--\n"
 ANSWER_S = 60.0  # by then a host has answered, or something is wrong with it
 LARGEST_ANSWER = 64 << 20
+SHELL = "look at what its shell reads first there, such as ~/.bashrc"
 
 
 def agents_for(hosts: Iterable[Host], pool: Pool) -> dict[str, Agent]:
@@ -121,12 +123,21 @@ class Conversation:
                 return decoded(self.host.name, text)
             data = self._channel.read(max(0.0, deadline - time.monotonic()))
             if data is None:
-                raise HostError(self.host.name, f"no answer within {seconds:.0f} s")
+                raise self._silence(seconds)
             if not data:
                 self._ended_early()
             self._rest += data
             if len(self._rest) > LARGEST_ANSWER:
-                raise HostError(self.host.name, "an answer without an end")
+                raise HostError(self.host.name, "an answer without an end", fix="" if self._begun else SHELL)
+
+    def _silence(self, seconds: float) -> HostError:
+        said = self._channel.errors()
+        words = f"no answer within {seconds:.0f} s"
+        if self._begun or self._channel.began:
+            return HostError(self.host.name, words)
+        last = Completed(1, self._rest, said).last_words
+        also = f"its login shell waits for something; it said: {last}"
+        return HostError(self.host.name, f"{words}: {also}", fix=SHELL)
 
     def _ended_early(self) -> None:
         """Put our files there and begin again if that is why; raise HostError if it is not."""
@@ -174,7 +185,9 @@ def not_run(host: Host, source: str, done: Completed) -> HostError:
     """Why one of our files has not answered."""
     if not done.began:
         words = f"its login shell ended before it ran anything; it said: {done.last_words}"
-        return HostError(host.name, words, fix="look at what its shell reads first there, such as ~/.bashrc")
+        shut = "account is currently not available" in words  # the words of nologin
+        user = shlex.quote(host.user) if host.user else "USER"
+        return HostError(host.name, words, fix=f"sudo chsh -s /bin/bash {user}" if shut else SHELL)
     newer = newer_python(host)
     _, old, version = done.out.partition(kit.OLD)
     if old:

@@ -54,9 +54,11 @@ def preflight(
     if yes and not fix:
         raise InputError("--yes says yes to what --fix would do; write --fix --yes")
 
+    pushes = fix and not only  # of some checks alone, the code is none
+
     def look() -> Seen:
         asked = ask.run(
-            ask.Where(**where), command, local=local, world=world, master_port=master_port, pushes=fix
+            ask.Where(**where), command, local=local, world=world, master_port=master_port, pushes=pushes
         )
         agents = agents_for([host for host, _ in place(asked.inventory, world)], pool())
         code = asked.snapshot.about() if asked.snapshot else None
@@ -104,7 +106,9 @@ def show(examined: Examined, as_json: bool, verbose: bool) -> None:
     if as_json:
         click.echo(text.json_line(report.as_json(examined, facts=verbose)))
         return
-    render.show_table(report.table_rows(examined, every_check=verbose))
+    in_short = report.table_rows(examined)
+    rows = report.table_rows(examined, every_check=True) if verbose else in_short
+    render.show_table(rows, report.host_lines(in_short))
     width = shutil.get_terminal_size().columns if render.is_terminal() else 200
     pairs = report.pair_rows(examined, width)
     if pairs:

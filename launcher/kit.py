@@ -95,10 +95,12 @@ try:
 except OSError as error:
     if not whole():
         shutil.rmtree(beside, ignore_errors=True)
-        about = os.statvfs(os.path.expanduser("~"))
+        home = os.path.expanduser("~")
+        where = next(place for place in (kits, os.path.dirname(kits), home) if os.path.isdir(place))
+        about, own = os.statvfs(where), os.stat(where).st_dev != os.stat(home).st_dev
         left = about.f_favail if about.f_files else -1
         place = str(error.filename or folder)
-        print("--ringctl-cannot--" + json.dumps([error.errno, error.strerror, place, left]))
+        print("--ringctl-cannot--" + json.dumps([error.errno, error.strerror, place, left, own]))
         sys.exit(1)
 for path in (beside, beside + "-old") if beside else ():
     shutil.rmtree(path, ignore_errors=True)

@@ -21,7 +21,7 @@ from launcher.errors import InputError, RingctlError
 from launcher.fanout import fan_out
 from launcher.logs import visible
 from launcher.preflight import mend
-from launcher.preflight.examine import Seen, data_folder
+from launcher.preflight.examine import Seen, data_folder, environment_here
 from launcher.preflight.mend import Action, Means
 
 CREATE_S = 3600.0
@@ -113,13 +113,6 @@ def inventory_text(source: str) -> str:
     except InputError:
         return ""
     return text
-
-
-def environment_here() -> str:
-    try:
-        return environment.read_spec(environment.find_file(None)).name
-    except InputError:
-        return ""
 
 
 def with_sudo(agents: Mapping[str, Agent]) -> frozenset[str]:

@@ -76,6 +76,7 @@ class Folder:
     free_bytes: int = 0
     free_inodes: int = 0  # -1 where the file system has no such limit
     problem: str = ""  # why it cannot be used, as the host says it
+    on_home_disk: bool = False  # on the one that the user's own folder is on
 
 
 @dataclass(frozen=True)

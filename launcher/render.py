@@ -265,9 +265,19 @@ def show_findings(lines: list[str]) -> None:
         console().print(visible(line), style=style, markup=False, soft_wrap=True)
 
 
-def show_table(rows: list[text.Row]) -> None:
-    """A table on a terminal, aligned columns elsewhere."""
-    if is_terminal():
+def show_table(rows: list[text.Row], instead: list[str] | None = None) -> None:
+    """A table on a terminal, aligned columns elsewhere; on a terminal so narrow that a table would lose some
+    of it, `instead`, or else plain rows."""
+    if not is_terminal():
+        say(text.columns(rows))
+    elif least_width(rows) <= console().width:
         console().print(table([[visible(cell) for cell in row] for row in rows]))
     else:
-        say(text.columns(rows))
+        say([visible(line) for line in instead or ["  ".join(filter(None, row)) for row in rows]])
+
+
+def least_width(rows: list[text.Row]) -> int:
+    """Of a `table` in which no word is broken: the first column as it is, the others folded between words."""
+    titles, *others = zip(*rows, strict=True)
+    words = [max(len(word) for cell in column for word in cell.split() or [""]) for column in others]
+    return max(map(len, titles)) + sum(3 + width for width in words) + 2

@@ -5,6 +5,7 @@ Every rank has a part of its own, on the disk of its own host. The folder of a s
     model.pt      from rank 0: model and optimizer, which are the same on all ranks and for any number of them
     rank-2.pt     what rank 2 alone knows
     rank-2.json   its manifest: which run, how far it was, and the checksums of what rank 2 wrote
+    .gitignore    that keeps the folder out of git
 
 A rank writes its manifest when all ranks have the rest on their disks; where there is none, the checkpoint
 was not finished. What was there before is removed when all ranks have their manifests on their disks.
@@ -43,6 +44,9 @@ MAY_CHANGE = (
 )  # fmt: skip
 """Options that need not be the same when a run goes on. Of epochs and steps the sum of all steps counts."""
 
+OWN = ""
+"""Stands for the checkpoints of earlier attempts of this very run, where others are of no interest."""
+
 WHOLE, DAMAGED, UNFINISHED, ABSENT, OTHER = "whole", "damaged", "unfinished", "absent", "other"
 
 
@@ -69,9 +73,10 @@ class Finding(NamedTuple):
 class Checkpoints:
     """The checkpoints of this run in a folder on this host. All ranks call its methods at the same time."""
 
-    def __init__(self, folder: str, run: Mapping[str, Any], most_bytes: int) -> None:
+    def __init__(self, folder: str, run: Mapping[str, Any], most_bytes: int, made_by: str = "") -> None:
         self.folder = Path(folder).expanduser().absolute()
         self._run = run  # what must be the same when it goes on
+        self._made_by = made_by  # ringctl's name for it, which all its attempts share
         self._most_bytes = most_bytes  # that a file may have
         self._writer = {"trainer": agree.code_digest()[:12], "torch": torch.__version__}
         self._rank = group.rank()
@@ -94,6 +99,7 @@ class Checkpoints:
         def write_files() -> None:
             place.mkdir(parents=True, exist_ok=True)
             _sync_folder(self.folder)
+            _keep_out_of_git(place)
             for name, content in contents.items():
                 raw = _packed(content)
                 files[name] = {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
@@ -101,7 +107,8 @@ class Checkpoints:
 
         def write_manifest() -> None:
             about = {"version": VERSION, "step": step, "epoch": epoch, "rank": self._rank, "run": self._run}
-            text = json.dumps(about | {"written_by": self._writer, "files": files}, indent=1)
+            about |= {"made_by": self._made_by, "written_by": self._writer, "files": files}
+            text = json.dumps(about, indent=1)
             _write(place / self._manifest, text.encode() + b"\n")
 
         for work in (write_files, write_manifest):
@@ -119,11 +126,13 @@ class Checkpoints:
     def newest(self, resume: str) -> Part | None:
         """The newest checkpoint that all ranks have whole; None if there never was one that was finished.
 
-        `resume` is "auto", or a folder of other checkpoints, or of a single one, which must be there then.
-        InputError if they are of another run, or none of them is whole.
+        `resume` is "auto", OWN, or a folder of others, or of a single one, which must be there then.
+        InputError if they are of another run, or none of them is whole; OWN may be lost.
         """
-        folder, only = (self.folder, None) if resume == "auto" else _source(resume)
+        folder, only = (self.folder, None) if resume in ("auto", OWN) else _source(resume)
         here = [step for step in _steps(folder) if only in (None, step)]
+        if resume == OWN:
+            here = [step for step in here if self._is_of_this_run(step)]
         everywhere = {step for text in group.gather_texts(json.dumps(here)) for step in json.loads(text)}
         problems: list[str] = []
         lost = False
@@ -138,7 +147,7 @@ class Checkpoints:
                 return part
             problems.append(problem)
             lost = lost or _is_lost(findings)
-        if lost or resume != "auto":
+        if resume not in ("auto", OWN) or (lost and resume == "auto"):
             why = "; ".join(problems) or "there is none"
             raise InputError(f"cannot go on from {folder}: {why}. To start afresh: --resume never")
         _warn(*problems)
@@ -146,7 +155,6 @@ class Checkpoints:
 
     def _try_to_write(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        _keep_out_of_git(self.folder)
         probe = self.folder / f"probe-{self._rank}"
         _write(probe, b"")
         probe.unlink()
@@ -154,16 +162,24 @@ class Checkpoints:
             for name in (self._own, self._manifest) + (("model.pt",) if self._rank == 0 else ()):
                 (_place(self.folder, step) / (name + TEMPORARY)).unlink(missing_ok=True)
 
+    def _is_of_this_run(self, step: int) -> bool:
+        try:
+            manifest = _read_manifest(_place(self.folder, step) / self._manifest, step)
+        except (Damaged, OSError):
+            return False
+        return bool(self._made_by) and manifest.get("made_by") == self._made_by
+
     def _read(self, folder: Path, step: int) -> tuple[Part | None, Finding]:
         place = _place(folder, step)
         try:
             if not (place / self._manifest).exists():
                 return None, Finding(UNFINISHED if (place / self._own).exists() else ABSENT)
-            manifest = _read_manifest(place / self._manifest)
+            manifest = _read_manifest(place / self._manifest, step)
             difference = _difference(manifest, self._run)
             if difference:
                 return None, Finding(OTHER, difference)
             own = self._read_file(place / self._own, manifest)
+            _expect_step(own, step, place / self._own)
             shared = self._read_file(place / "model.pt", manifest) if self._rank == 0 else None
         except Damaged as error:
             return None, Finding(DAMAGED, str(error))
@@ -177,7 +193,9 @@ class Checkpoints:
         try:
             size, sha256 = manifest["files"][path.name]["bytes"], manifest["files"][path.name]["sha256"]
         except (KeyError, TypeError):
-            raise Damaged(f"{path} is not in its manifest") from None
+            size = sha256 = None
+        if not isinstance(size, int) or not isinstance(sha256, str):
+            raise Damaged(f"{path} is not in its manifest")
         with path.open("rb") as file:
             found = os.fstat(file.fileno()).st_size
             if found != size:
@@ -265,8 +283,8 @@ def _step(place: Path) -> int | None:
 
 
 def _steps(folder: Path) -> list[int]:
-    """The steps of all checkpoints in the folder, whole or not, in order."""
-    places = folder.iterdir() if folder.is_dir() else ()
+    """The steps of all checkpoints in the folder, whole or not, in order; what is no folder is not one."""
+    places = [place for place in folder.iterdir() if place.is_dir()] if folder.is_dir() else []
     return sorted(step for step in map(_step, places) if step is not None)
 
 
@@ -277,9 +295,9 @@ def _source(resume: str) -> tuple[Path, int | None]:
     return (named, None) if step is None else (named.parent, step)
 
 
-def _keep_out_of_git(folder: Path) -> None:
+def _keep_out_of_git(place: Path) -> None:
     """Checkpoints are no code: neither committed with a project, nor pushed along with it to the hosts."""
-    with contextlib.suppress(FileExistsError), (folder / ".gitignore").open("x") as file:
+    with contextlib.suppress(FileExistsError), (place / ".gitignore").open("x") as file:
         file.write("*\n")
 
 
@@ -332,7 +350,15 @@ def _unpacked(raw: bytes, path: Path, most_bytes: int) -> dict[str, Any]:
     raise Damaged(f"{path} is not a checkpoint of the trainer")
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def _expect_step(own: Mapping[str, Any], step: int, path: Path) -> None:
+    """Raise Damaged if this was not saved at that step."""
+    metrics = own.get("metrics")
+    saved = metrics.get("step") if isinstance(metrics, dict) else None
+    if not isinstance(saved, int) or saved != step:
+        raise Damaged(f"{path} is of step {saved!r:.20}, not {step}")
+
+
+def _read_manifest(path: Path, step: int) -> dict[str, Any]:
     with path.open("rb") as file:
         raw = file.read(MANIFEST_BYTES)
     try:
@@ -343,6 +369,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise Damaged(f"{path} is not a manifest")
     if manifest.get("version") != VERSION:
         raise Damaged(f"{path} has version {manifest.get('version')!r:.20}, and this trainer reads {VERSION}")
+    if manifest.get("step") != step:
+        raise Damaged(f"{path} is of step {manifest.get('step')!r:.20}, not {step}")
     return manifest
 
 

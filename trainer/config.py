@@ -54,6 +54,8 @@ class Config:
     world_size: int = 1
     init_method: str = ""  # where the ranks meet; "" with one rank
     gloo_socket_ifname: str = ""  # "" leaves it to the environment
+    run: str = ""  # ringctl's name for all of this; "" by hand
+    attempt: int = 1  # to do it, from 1; ringctl counts
     check: str = ""  # only look: at "options", or at "all", which includes the data
 
 
@@ -96,6 +98,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
         given.checkpoint_dir or environ.get("RINGCTL_CHECKPOINTS") or DEFAULTS.checkpoint_dir
     )
     options["resume"] = given.resume or ("auto" if given.checkpoint_every else DEFAULTS.resume)
+    options["run"] = environ.get("RINGCTL_RUN", "")
+    options["attempt"] = _variable(environ, "RINGCTL_ATTEMPT", whole(1)) or DEFAULTS.attempt
     return Config(**options)
 
 
@@ -132,25 +136,25 @@ def _parser() -> argparse.ArgumentParser:
     add(how, "bucket-mb", _number(above=0, most=1e6), "least size of what travels together", "MB")
     add(how, "epochs", whole(1), f"passes over the data; {DEFAULT_EPOCHS} unless --steps is given", "N")
     add(how, "steps", whole(1), "stop after this many steps in all, even inside an epoch", "N")
-    add(how, "batch-size", whole(1), "images in a step, on each rank", "N")
-    add(how, "lr", _number(above=0), "learning rate of the first step; it falls to 0 over the run", "X")
+    add(how, "batch-size", whole(1, 10**9), "images in a step, on each rank", "N")
+    add(how, "lr", _number(above=0, most=1e30), "learning rate of the first step; it falls to 0", "X")
     add(how, "momentum", _number(least=0, below=1), "of the gradient descent", "X")
     add(how, "seed", whole(0, 2**32 - 1), "same seed, same ranks, same machines: same result", "N")
     add(how, "threads", whole(1, 1024), "default: $OMP_NUM_THREADS, or as many as usable cores", "N")
-    add(how, "timeout", _number(above=0, most=86400), "seconds to wait for the other ranks", "S")
+    add(how, "timeout", _number(least=0.1, most=86400), "seconds to wait for the other ranks", "S")
     add(how, "check-sync", whole(0), "compare all ranks' parameters every N steps; 0: never", "N")
     add(how, "checkpoint-every", whole(0), "save every N steps and after the last one; 0: never", "N")
     add(
         how,
         "checkpoint-dir",
-        str,
+        _named,
         "where, on each host; default: $RINGCTL_CHECKPOINTS, or checkpoints in the current folder",
         "DIR",
     )
     add(
         how,
         "resume",
-        str,
+        _named,
         "auto: go on from the newest checkpoint there, if there is one; never: start afresh and replace it; "
         "DIR: go on from one in another folder; default: auto with --checkpoint-every, else never",
         "auto|never|DIR",
@@ -264,6 +268,12 @@ def _number(
         return value
 
     return read
+
+
+def _named(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("needs a value")
+    return text
 
 
 def _tcp(text: str) -> str:

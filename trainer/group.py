@@ -5,12 +5,14 @@ With one rank there is no group, and everything here is a no-op.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 from urllib.parse import urlsplit
 
 import torch
@@ -24,6 +26,8 @@ from trainer.errors import InputError, TrainerError
 
 TELL_S = 5.0  # whoever has not come by then is named
 LATER_S = 3.0  # rank 0 waits so much longer: a rank that cannot reach it knows more than that it is missing
+MEETING = "ringctl/meeting"  # where rank 0 says who meets in a store
+REFUSED = "ringctl/refused"  # where a rank says why they cannot
 
 
 def rank() -> int:
@@ -72,27 +76,67 @@ def meeting_place(config: Config) -> Store | None:
         if url.scheme != "tcp" or not url.hostname or not url.port:
             return None
         host, port = url.hostname, url.port
-    return dist.TCPStore(  # type: ignore[attr-defined]  # torch does not declare it
-        host,
-        port,
-        config.world_size,
-        is_master=config.rank == 0,
-        timeout=timedelta(seconds=config.timeout),
-        wait_for_workers=False,  # torch would wait without a word, and then not know for whom
-    )
+    try:
+        return dist.TCPStore(  # type: ignore[attr-defined]  # torch does not declare it
+            host,
+            port,
+            config.world_size,
+            is_master=config.rank == 0,
+            timeout=timedelta(seconds=config.timeout),
+            wait_for_workers=False,  # torch would wait without a word, and then not know for whom
+        )
+    except dist.DistNetworkError as error:
+        if config.rank == 0 and "EADDRINUSE" in str(error):
+            taken = f"rank 0 is there already, or something else has port {port}"
+            raise InputError(f"{taken} (address already in use): end it, or take another port") from None
+        raise
 
 
 def _wait_until_all_are_here(store: Store, config: Config) -> None:
-    """Return when every rank has come; rank 0 says for whom it waits. TrainerError names who did not come."""
+    """Return when every rank has come; rank 0 says for whom it waits. TrainerError names who did not come,
+    InputError who does not belong here."""
+    if config.rank == 0:
+        meeting = {"run": config.run, "attempt": config.attempt, "world_size": config.world_size}
+        store.set(MEETING, json.dumps(meeting))
+    _wait_for({0: MEETING}, store, config)
+    _refuse_strangers(json.loads(store.get(MEETING)), store, config)
     if store.add(f"{_here(config.rank)}/times", 1) > 1:
-        raise InputError(f"rank {config.rank} is there twice: give each process a rank of its own")
+        raise InputError(
+            f"a process with rank {config.rank} came before: give each process a rank of its own; "
+            "if that one has ended, start all ranks again"
+        )
     store.set(_here(config.rank), "")
+    _wait_for({number: _here(number) for number in range(config.world_size)}, store, config)
+
+
+def _refuse_strangers(meeting: Mapping[str, Any], store: Store, config: Config) -> None:
+    """Raise InputError if this rank is of another run than rank 0, or was told another number of ranks."""
+    ours, theirs = _origin(config.run, config.attempt), _origin(meeting["run"], meeting["attempt"])
+    if ours != theirs:
+        raise InputError(
+            f"rank {config.rank} belongs to {ours}, but here meets {theirs}: two runs use the same port"
+        )
+    if config.world_size != meeting["world_size"]:
+        said = f"rank {config.rank} has world size {config.world_size}, and rank 0 {meeting['world_size']}"
+        why = f"{said}: start all ranks with the same"
+        store.set(REFUSED, why)
+        raise InputError(why)
+
+
+def _origin(run: str, attempt: int) -> str:
+    return f"attempt {attempt} of run {run}" if run else "a run that was started by hand"
+
+
+def _wait_for(keys: Mapping[int, str], store: Store, config: Config) -> None:
+    """Return when each of these ranks has set its key; rank 0 says for whom it waits."""
     patience = config.timeout + (min(LATER_S, config.timeout / 2) if config.rank == 0 else 0.0)
     began, tell_at, pause = time.monotonic(), TELL_S, 0.002
-    while not store.check([_here(number) for number in range(config.world_size)]):
+    while not store.check(list(keys.values())):
+        if store.check([REFUSED]):
+            raise InputError(store.get(REFUSED).decode())
         waited = time.monotonic() - began
         if waited >= min(patience, tell_at):
-            missing = [n for n in range(config.world_size) if not store.check([_here(n)])]
+            missing = [number for number, key in keys.items() if not store.check([key])]
             if missing and waited >= patience:
                 raise TrainerError(
                     f"rank {config.rank} could not meet the other {config.world_size - 1}: "

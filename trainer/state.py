@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer import group
+from trainer.errors import TrainerError
 from trainer.metrics import Metrics
 from trainer.optim import SGD
 from trainer.sync.strategy import Strategy
@@ -59,14 +60,25 @@ class State:
 
 
 def mean_statistics(model: nn.Module) -> dict[str, Tensor]:
-    """The running means and variances of all batch-norm layers, averaged over all ranks."""
+    """The running means and variances of all batch-norm layers, averaged over all ranks.
+
+    TrainerError names those with a NaN. An infinity may be meant, as in a mask, and stays one.
+    """
     own = {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
     if not own:
         return {}
-    together = torch.cat(list(own.values()))
+    together = torch.cat([buffer.reshape(-1) for buffer in own.values()])
     group.add_over_ranks(together)
     together.div_(group.world())
-    return dict(zip(own, torch.split(together, [len(buffer) for buffer in own.values()]), strict=True))
+    if together.isnan().any():
+        bad = next((name for name, buffer in own.items() if buffer.isnan().any()), "")
+        found = [f"rank {rank} in {name}" for rank, name in enumerate(group.gather_texts(bad)) if name]
+        raise TrainerError(f"the statistics of {', '.join(found) or 'all ranks together'} have a NaN")
+    parts = torch.split(together, [buffer.numel() for buffer in own.values()])
+    return {
+        name: part.view_as(buffer).to(buffer.dtype)
+        for (name, buffer), part in zip(own.items(), parts, strict=True)
+    }
 
 
 def _random_state(device: torch.device) -> dict[str, Tensor]:

@@ -64,6 +64,7 @@ def train_on(dataset: Dataset, config: Config) -> nn.Module:
     checkpoints = Checkpoints(
         config.checkpoint_dir,
         checkpoint.described(config, len(dataset.train), steps),
+        made_by=config.run,
         most_bytes=CHECKPOINT_TIMES * flat.parameters.nbytes + CHECKPOINT_MORE_BYTES,
     )
     if config.checkpoint_every:
@@ -73,7 +74,7 @@ def train_on(dataset: Dataset, config: Config) -> nn.Module:
     strategy = sync.create(model, flat, config)
     try:
         state = State(model, SGD(flat, config.momentum), strategy, metrics)
-        if config.resume != "never":
+        if config.resume != "never" or (config.checkpoint_every and config.attempt > 1):
             go_on(state, checkpoints, dataset, config)
         train_from(state, checkpoints, dataset, config)
     finally:
@@ -83,7 +84,11 @@ def train_on(dataset: Dataset, config: Config) -> nn.Module:
 
 def go_on(state: State, checkpoints: Checkpoints, dataset: Dataset, config: Config) -> None:
     """Put the training where its newest checkpoint was, if there is one."""
-    part = checkpoints.newest(config.resume)
+    part = None
+    if config.attempt > 1 and config.resume != "auto":  # that was for the first attempt, if another has saved
+        part = checkpoints.newest(checkpoint.OWN)
+    if part is None and config.resume != "never":
+        part = checkpoints.newest(config.resume)
     if part is None:
         say(f"no checkpoint in {checkpoints.folder} to go on from: this run starts at its first step")
         return
@@ -106,6 +111,7 @@ def go_on(state: State, checkpoints: Checkpoints, dataset: Dataset, config: Conf
 def train_from(state: State, checkpoints: Checkpoints, dataset: Dataset, config: Config) -> None:
     """All epochs that are left, and their reports."""
     strategy, metrics, flat = state.strategy, state.metrics, state.optimizer.flat
+    may_skip = config.on_nonfinite == "skip"
     accuracy, is_saved = 0.0, True
     for epoch in range(metrics.epoch, metrics.epochs):
         strategy.model.train()
@@ -115,6 +121,7 @@ def train_from(state: State, checkpoints: Checkpoints, dataset: Dataset, config:
         begin = metrics.this_epoch.steps * config.batch_size
         end = begin + (metrics.steps - metrics.step) * config.batch_size
         for batch in dataset.train.batches(order[begin:end], config.batch_size):
+            statistics = [buffer.clone() for buffer in state.model.buffers()] if may_skip else []
             strategy.begin()
             loss = backward(strategy.model, batch)
 
@@ -125,7 +132,12 @@ def train_from(state: State, checkpoints: Checkpoints, dataset: Dataset, config:
             # The learning rate falls in a straight line, to be zero after the last step.
             if good:
                 state.optimizer.step(lr=config.lr * (1 - metrics.step / metrics.steps))
+            else:
+                for buffer, before in zip(state.model.buffers(), statistics, strict=True):
+                    buffer.copy_(before)  # the forward pass has put what is not finite into them
             metrics.step_done(loss.item() if good else None, len(batch[1]), comm_seconds, strategy)
+            if metrics.step == metrics.steps:
+                strategy.last_step_done()
             while strategy.notes:
                 say(strategy.notes.pop(0))
             if config.check_sync and metrics.step % config.check_sync == 0:

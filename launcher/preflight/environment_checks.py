@@ -14,14 +14,14 @@ from launcher.preflight.view import Finding, View, blocker
 def env_missing(view: View) -> Iterator[Finding]:
     env = view.facts.env
     if env and env.kind == "missing":
-        fix = fixes.environment(view.host, view.facts, usual_versions(view))
+        fix = fixes.environment(view.host, view.facts, usual_versions(view), view.need.environment)
         yield blocker(env.problem, "the environment that the inventory names", fix)
 
 
 def env_broken(view: View) -> Iterator[Finding]:
     env = view.facts.env
     if env and env.kind == "broken":
-        fix = fixes.environment(view.host, view.facts, usual_versions(view))
+        fix = fixes.environment(view.host, view.facts, usual_versions(view), view.need.environment)
         yield blocker(env.problem, "a Python that works", fix)
 
 
@@ -40,7 +40,7 @@ def conda_shell(view: View) -> Iterator[Finding]:
 def torch(view: View) -> Iterator[Finding]:
     env = view.facts.env
     if env and not env.problem:
-        fix = fixes.packages(view.host, view.facts, usual_versions(view))
+        fix = fixes.packages(view.host, view.facts, usual_versions(view), view.need.environment)
         if env.packages.get("torch") is None:
             yield blocker(f"{env.executable} has no torch", "torch", fix)
         elif env.imports.get("torch") or env.imports.get("torch.distributed"):
@@ -54,7 +54,8 @@ def torchvision(view: View) -> Iterator[Finding]:
         return
     own, made_for = version(env.packages["torch"]), version(env.torchvision_for)
     there = env.packages.get("torchvision")
-    fix = fixes.packages(view.host, view.facts, {"torch": own, "torchvision": ""})  # pip finds which belongs
+    together = {"torch": own, "torchvision": ""}  # pip finds which belongs
+    fix = fixes.packages(view.host, view.facts, together, view.need.environment)
     if there is None and built_in:
         yield blocker(f"{env.executable} has no torchvision", "torchvision", fix)
     elif there and made_for and own != made_for:

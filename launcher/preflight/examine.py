@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.agent import Agent
-from launcher.errors import HostError, PreflightError
+from launcher.errors import HostError, InputError, PreflightError
 from launcher.model import CheckResult, Host, Inventory
 from launcher.plan import LaunchOptions, is_trainer, place
+from launcher.preflight import fixes
 from launcher.preflight.checks import NAMES, judge
 from launcher.preflight.survey import Need, Survey, take
 
@@ -83,6 +84,7 @@ def examine(
     need = Need(
         command=kind_of(options.command),
         ranks={host.name: len(ranks) for host, ranks in placed},
+        environment=environment_here() if any(fixes.by_name(host) for host, _ in placed) else "",
         port=options.master_port or inventory.master_port or 0,
         data=data_folder(options.command),
         deep=deep,
@@ -97,6 +99,16 @@ def kind_of(command: Sequence[str]) -> Literal["trainer", "python", "other"]:
     if is_trainer(tuple(command)):
         return "trainer"
     return "python" if os.path.basename(command[0]).startswith("python") else "other"
+
+
+def environment_here() -> str:
+    """The name in the environment.yaml of this folder; "" if there is none that can be read."""
+    from launcher import environment  # for the few who have one
+
+    try:
+        return environment.read_spec(environment.find_file(None)).name
+    except InputError:
+        return ""
 
 
 def data_folder(command: Sequence[str]) -> str:

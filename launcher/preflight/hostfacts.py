@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import socket
@@ -19,6 +20,7 @@ RESOLVE_S = 3.0  # for all names together
 STALE = ("TORCHELASTIC_", "PET_")
 FIREWALLS = ("ufw", "firewall-cmd", "nft", "iptables")
 CPU_FLAGS = ("avx", "avx2", "avx512f", "asimd")
+READ_ONLY = os.strerror(errno.EROFS)
 SAMPLES, SAMPLE_BYTES = 64, 1024  # of a data file
 IDX_FILES = {
     "train-images-idx3-ubyte": 3,
@@ -362,19 +364,25 @@ def identity() -> str:
 def folder(role: str, path: str) -> dict[str, Any]:
     """A place that is written to: what is free, and whether writing works."""
     path = os.path.abspath(os.path.expanduser(path))
-    about: dict[str, Any] = {"role": role, "path": path, "problem": foreign(path)}
-    if role == "workdir" and not os.path.isdir(path):
-        return dict(about, problem=f"there is no folder {path}")
-    place = path
+    about: dict[str, Any] = {"role": role, "path": path}
+    place, below = path, ""
     while not os.path.isdir(place):
-        place = os.path.dirname(place)
+        place, below = os.path.dirname(place), place
+    if role == "workdir" and below:
+        can_be_made = os.access(place, os.W_OK | os.X_OK) and not os.path.lexists(below)
+        also = "" if can_be_made else ", and it cannot be made"
+        return dict(about, problem=f"there is no folder {path}{also}")
+    if os.path.lexists(below):
+        return dict(about, problem=f"{below} is no folder")
     if role == "home" and os.path.isdir(os.path.join(place, "runs")):
         place = os.path.join(place, "runs")
     try:
         about.update(free_space(place))
-        about["problem"] = about["problem"] or write_test(place)
+        about["on_home_disk"] = os.stat(place).st_dev == os.stat(os.path.expanduser("~")).st_dev
+        tried = write_test(place)
+        about["problem"] = tried if READ_ONLY in tried else foreign(path) or tried
     except OSError as error:
-        about["problem"] = about["problem"] or f"{place}: {error.strerror}"
+        about["problem"] = foreign(path) or f"{place}: {error.strerror}"
     return about
 
 

@@ -6,7 +6,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator
 
-from launcher.model import Folder
+from launcher.model import Folder, Host, Status
 from launcher.preflight import fixes
 from launcher.preflight.fixes import DISK_LOW, INODES_LOW
 from launcher.preflight.view import Finding, View, blocker
@@ -32,11 +32,18 @@ def ssh_noise(view: View) -> Iterator[Finding]:
 
 
 def clock(view: View) -> Iterator[Finding]:
-    off = view.facts.clock_s
-    if off is not None and abs(off) > CLOCK_S + view.facts.clock_error_s:
+    off, wanted = view.facts.clock_s, f"at most {CLOCK_S:g} s apart"
+    if off is None or abs(off) <= CLOCK_S + view.facts.clock_error_s:
+        return
+    all_off = [each.facts.clock_s for each in view.views.values() if each.facts.clock_s is not None]
+    if len(all_off) > 1 and max(all_off) - min(all_off) <= 2 * CLOCK_S:
+        way = "behind" if off > 0 else "ahead of"
+        found = f"this machine's clock is {fixes.duration(abs(off))} {way} those of all hosts"
+        yield Finding("warn", found, wanted, f"{fixes.SET_CLOCK}  # on this machine")
+    else:
         way = "ahead of" if off > 0 else "behind"
         found = f"its clock is {fixes.duration(abs(off))} {way} this machine's"
-        yield Finding("warn", found, f"at most {CLOCK_S:g} s apart", "sudo timedatectl set-ntp true")
+        yield Finding("warn", found, wanted, fixes.SET_CLOCK)
 
 
 def memory(view: View) -> Iterator[Finding]:
@@ -58,7 +65,7 @@ def shm(view: View) -> Iterator[Finding]:
             "warn",
             f"/dev/shm has {fixes.size(view.facts.shm)} left",
             f"at least {fixes.size(SHM_LOW)} for workers of a data loader",
-            "sudo mount -o remount,size=2G /dev/shm",
+            fixes.BIGGER_SHM,
         )
 
 
@@ -66,7 +73,7 @@ def nofile(view: View) -> Iterator[Finding]:
     hard = view.facts.nofile[1] if view.facts.nofile else -1
     wanted = 192 + 16 * sum(view.need.ranks.values())
     if 0 <= hard < wanted:
-        fix = fixes.limit(view.facts.user, "nofile")
+        fix = fixes.limit("nofile")
         yield blocker(f"a process may open {hard} files", f"at least {wanted}", fix)
 
 
@@ -77,7 +84,7 @@ def threads(view: View) -> Iterator[Finding]:
             "warn",
             f"the user may start {view.facts.threads} more threads",
             f"at least {wanted} for {count(view.ranks, 'rank')}",
-            fixes.limit(view.facts.user, "nproc"),
+            fixes.limit("nproc"),
         )
 
 
@@ -87,7 +94,7 @@ def logout_kill(view: View) -> Iterator[Finding]:
             "fail",
             "logind ends a user's processes when the SSH session ends (KillUserProcesses)",
             "runs go on after logout",
-            f"sudo loginctl enable-linger {view.facts.user}",
+            fixes.LINGER,
         )
 
 
@@ -112,35 +119,53 @@ def machine(view: View) -> Iterator[Finding]:
 def busy(view: View) -> Iterator[Finding]:
     if view.facts.runs:
         names = ", ".join(view.facts.runs)
-        yield Finding("warn", f"it runs {names}", "no other run", f"ringctl stop {view.facts.runs[0]}")
+        stops = "; ".join(f"ringctl stop {run}" for run in view.facts.runs)
+        yield Finding("warn", f"it runs {names}", "no other run", stops)
 
 
 def folders(view: View) -> Iterator[Finding]:
     for place in view.facts.folders:
-        if place.problem.startswith("there is no folder"):
-            yield blocker(
-                place.problem, "the folder that the inventory names", f"mkdir -p {shlex.quote(place.path)}"
-            )
-        elif place.problem and not is_full(place.problem):
-            read_only = "Read-only" in place.problem
-            fix = fixes.writable(place.path) if read_only else fixes.owner(view.facts.user, place.path)
-            yield blocker(f"cannot write: {place.problem}", "a folder that can be written to", fix)
+        if place.problem and not is_full(place.problem):
+            missing = place.problem.startswith("there is no folder")
+            found = place.problem if missing else f"cannot write: {place.problem}"
+            fix = own_folder(place) if place.role == "home" else workdir(view.host, place)
+            yield blocker(found, "a folder that can be written to", fix)
+
+
+def own_folder(place: Folder) -> str:
+    """What lets us write into ringctl's own."""
+    if "Read-only" in place.problem:
+        return fixes.writable(place.path)
+    if place.problem.endswith("is no folder"):
+        return fixes.aside(place.path)
+    if place.path.endswith("/.ringctl"):
+        return fixes.owner()
+    return "let RINGCTL_HOME there name a folder of your own, or take it out of what its shell reads"
+
+
+def workdir(host: Host, place: Folder) -> str:
+    """It is made where it can be; what is there and not ours is left to whom it belongs to."""
+    if place.problem == f"there is no folder {place.path}":
+        return f"mkdir -p {shlex.quote(place.path)}"
+    return fixes.other_folder(host)
 
 
 def disk(view: View) -> Iterator[Finding]:
+    wanted = f"at least {fixes.size(DISK_LOW)}"
     for place in view.facts.folders:
-        fix = fixes.room(place_of(place), place.free_bytes)
-        full = is_full(place.problem) and place.free_inodes != 0
-        if full or (place.free_bytes < DISK_FULL and not place.problem):
-            found = f"{place.path} has {fixes.size(place.free_bytes)} left"
-            yield blocker(found, f"at least {fixes.size(DISK_LOW)}", fix)
+        if is_full(place.problem) and place.free_inodes != 0:  # what is left may be another's quota
+            yield blocker(f"cannot write: {place.problem}", wanted, fixes.room(place_of(place)))
         elif place.free_bytes < DISK_LOW and not place.problem:
             found = f"{place.path} has {fixes.size(place.free_bytes)} left"
-            yield Finding("warn", found, f"at least {fixes.size(DISK_LOW)}", fix)
+            fix = fixes.room(place_of(place), place.free_bytes)
+            status: Status = "fail" if place.free_bytes < DISK_FULL else "warn"
+            yield Finding(status, found, wanted, fix, blocking=status == "fail")
 
 
 def inodes(view: View) -> Iterator[Finding]:
     for place in view.facts.folders:
+        if place.problem and not is_full(place.problem):
+            continue  # `folders` says so
         fix = fixes.room_for_files(place_of(place), place.free_inodes)
         found = f"{place.path} has room for {place.free_inodes} more files"
         if 0 <= place.free_inodes < INODES_GONE:
@@ -151,7 +176,7 @@ def inodes(view: View) -> Iterator[Finding]:
 
 def place_of(folder: Folder) -> str:
     """Where to look for what takes its room."""
-    return "~" if folder.role == "home" else folder.path
+    return "~" if folder.role == "home" and folder.on_home_disk else folder.path
 
 
 def is_full(problem: str) -> bool:

@@ -158,10 +158,9 @@ def usable_interface(facts: Facts) -> str:
 def environment(examined: Examined, means: Means) -> Iterator[Action]:
     hosts = []
     for result in remarks(examined, ENVIRONMENT):
-        host = host_of(examined, result.host)
-        named = fixes.by_name(host) and host.env is not None and host.env.value == means.environment
-        if named and result.fix.startswith("ringctl env create "):
-            hosts.append(host.name)
+        made = fixes.is_made(host_of(examined, result.host), means.environment)
+        if made and result.fix.startswith("ringctl env create "):
+            hosts.append(result.host)
     if hosts:
         where = in_order(examined, hosts)
         sentence = f"create the environment {means.environment} of environment.yaml on {grouped(where)}"
@@ -202,19 +201,18 @@ def wrong_names(examined: Examined) -> dict[str, dict[str, str]]:
     views = views_of(examined.hosts, Need(), examined.survey)
     for result in remarks(examined, (*OWN_NAME, *ALIASES)):
         view = views[result.host]
-        names = {view.facts.hostname: view.address} if result.name in OWN_NAME else misunderstood(view)
+        own = {view.facts.hostname: view.address}
+        names = own if result.name in OWN_NAME else misunderstood(view, result.name)
         found.setdefault(result.host, {}).update(
             {name: address for name, address in names.items() if can_be_named(name, address)}
         )
     return {host: names for host, names in found.items() if names}
 
 
-def misunderstood(view: View) -> dict[str, str]:
-    return {
-        peer.host.name: peer.address
-        for peer, means in net.aliases(view)
-        if not net.addresses_of(peer) & set(means)
-    }
+def misunderstood(view: View, check: str) -> dict[str, str]:
+    """What the other hosts' names should mean, as far as this check finds fault with them."""
+    wrong = {"alias_missing": net.unknown, "alias_elsewhere": net.led_elsewhere}[check](view)
+    return {peer.host.name: peer.address for peer in wrong}
 
 
 def can_be_named(name: str, address: str) -> bool:

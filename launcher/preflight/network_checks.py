@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from launcher.model import Facts, Pair
 from launcher.preflight import fixes
 from launcher.preflight.view import Finding, View, blocker, is_loopback
 
+MTUS = (1500, 1400, 1280, 1000, 576)  # to try one after the other; the last is what all must carry
+UNLESS = "  # unless what lies between the hosts carries no more"
 SYSTEM_NAMES = ("localhost", "ip6-")  # mean what the system says, on every host
 
 
@@ -33,7 +36,7 @@ def loopback_name(view: View) -> Iterator[Finding]:
     own = view.facts.hostname
     means = view.facts.names.get(own, ())
     if own.startswith("localhost"):
-        fix = f"sudo hostnamectl set-hostname {shlex.quote(view.host.name)}"
+        fix = f"sudo hostnamectl set-hostname {shlex.quote(name_for(view.host.name))}"
         yield Finding("warn", f"it is called {own}", "a name of its own", fix)
     elif no_way(view):
         return  # there is no address to propose; `route` says so
@@ -45,6 +48,11 @@ def loopback_name(view: View) -> Iterator[Finding]:
             f"{own} means {view.address}",
             fixes.hosts_line(view.facts, view.address, own),
         )
+
+
+def name_for(host: str) -> str:
+    """One that it could be called by; a number is none."""
+    return f"host-{re.sub('[.:%]+', '-', host)}" if ":" in host or host.replace(".", "").isdigit() else host
 
 
 def multihomed(view: View) -> Iterator[Finding]:
@@ -70,28 +78,37 @@ def aliases(view: View) -> list[tuple[View, tuple[str, ...]]]:
     return [(peer, known[peer.host.name]) for peer in named if not peer.host.name.startswith(SYSTEM_NAMES)]
 
 
+def unknown(view: View) -> list[View]:
+    return [peer for peer, means in aliases(view) if not means]
+
+
+def led_elsewhere(view: View) -> list[View]:
+    """By their IPv4 addresses: of the others, hosts are not asked."""
+    means = [(peer, {address for address in found if ":" not in address}) for peer, found in aliases(view)]
+    return [peer for peer, addresses in means if addresses and not addresses & addresses_of(peer)]
+
+
 def alias_missing(view: View) -> Iterator[Finding]:
-    unknown = [peer for peer, means in aliases(view) if not means]
-    if unknown:
-        lines = [fixes.hosts_line(view.facts, peer.address, peer.host.name) for peer in unknown]
-        names = ", ".join(peer.host.name for peer in unknown)
+    if peers := unknown(view):
+        lines = [fixes.hosts_line(view.facts, peer.address, peer.host.name) for peer in peers]
+        names = ", ".join(peer.host.name for peer in peers)
         yield Finding(
             "warn",
-            f"{names} mean{'s' if len(unknown) == 1 else ''} nothing there; ringctl uses numbers",
+            f"{names} mean{'s' if len(peers) == 1 else ''} nothing there; ringctl uses numbers",
             "every host knows the others by name",
             "\n".join(lines),
         )
 
 
 def alias_elsewhere(view: View) -> Iterator[Finding]:
-    for peer, means in aliases(view):
-        if means and not addresses_of(peer) & set(means):
-            yield Finding(
-                "warn",
-                f"{peer.host.name} means {', '.join(means)} there; ringctl uses numbers",
-                f"{peer.host.name} means {peer.address}",
-                fixes.hosts_line(view.facts, peer.address, peer.host.name),
-            )
+    for peer in led_elsewhere(view):
+        means = ", ".join(view.facts.names[peer.host.name])
+        yield Finding(
+            "warn",
+            f"{peer.host.name} means {means} there; ringctl uses numbers",
+            f"{peer.host.name} means {peer.address}",
+            fixes.hosts_line(view.facts, peer.address, peer.host.name),
+        )
 
 
 def addresses_of(peer: View) -> set[str]:
@@ -151,12 +168,18 @@ def data_address(view: View) -> Iterator[Finding]:
 
 
 def firewall(view: View) -> Iterator[Finding]:
-    """Said of the host that others do not get through to: there something can be done about it."""
+    """Said of the host that others do not get through to, or that gets through to no other: there something
+    can be done about it."""
     if explained_by_interface(view) or no_way(view) or not view.facts.listening:
         return
     shut_out = [pair for pair in view.incoming if is_shut_out(view, pair)]
     sources = list(dict.fromkeys(view.views[pair.source].address for pair in shut_out))
-    for pair in shut_out:
+    here = [pair for pair in shut_out if not is_shut_in(view.views[pair.source])]  # else said of that one
+    if is_shut_in(view) and not here:  # else answers to it may be dropped like all that arrives
+        fix = fixes.firewall(view.facts, [peer.address for peer in view.peers], fixes.WAY_OUT)
+        found = "no connection from it gets through to any other host"
+        yield blocker(found, "TCP on all ports between the hosts", fix)
+    for pair in here:
         what = "no connection" if not reached_from(view, pair.source) else f"no connection to {pair.port}"
         yield blocker(
             f"{what} gets through to it: {pair.problem}",
@@ -173,6 +196,17 @@ def is_shut_out(view: View, pair: Pair) -> bool:
     return pair.port == view.facts.listening[0] or reached_from(view, pair.source)
 
 
+def is_shut_in(view: View) -> bool:
+    """Whether it reaches none of several hosts, though somebody else does, and can be told so."""
+    dialled = [peer for peer in view.peers if any(pair.source == view.host.name for pair in peer.incoming)]
+    by_others = any(
+        not pair.problem for peer in dialled for pair in peer.incoming if pair.source != view.host.name
+    )
+    tried = [pair for peer in dialled for pair in peer.incoming if pair.source == view.host.name]
+    shut = all(pair.problem and pair.large for pair in tried)
+    return shut and by_others and len(dialled) > 1 and bool(view.facts.listening)
+
+
 def reached_from(view: View, source: str) -> bool:
     """Whether a host gets through to a port of the ephemeral range, where gloo listens."""
     first = view.facts.listening[0]
@@ -180,17 +214,17 @@ def reached_from(view: View, source: str) -> bool:
 
 
 def mtu(view: View) -> Iterator[Finding]:
-    for pair in view.incoming:
-        if pair.problem and not pair.large:
-            yield blocker(
-                "small messages get through to it, large ones do not",
-                "messages of any size arrive",
-                fixes.mtu(view.facts.ifname, 1400),
-                peer=pair.source,
-            )
-    if no_way(view) or explained_by_interface(view):
-        return
     own = mtu_of(view.facts)
+    cut_off = [pair for pair in view.incoming if pair.problem and not pair.large]
+    for pair in cut_off:
+        yield blocker(
+            "small messages get through to it, large ones do not",
+            "messages of any size arrive",
+            fixes.mtu(view.facts.ifname, next((size for size in MTUS if size < own), MTUS[-1])),
+            peer=pair.source,
+        )
+    if cut_off or no_way(view) or explained_by_interface(view):
+        return
     connected = [each.facts for each in view.views.values() if not no_way(each)]
     usual = Counter(map(mtu_of, connected)).most_common(1)[0][0]
     if own != usual:
@@ -198,7 +232,7 @@ def mtu(view: View) -> Iterator[Finding]:
             "warn",
             f"{view.facts.ifname} has an MTU of {own}, the other hosts {usual}",
             "the same MTU on all hosts",
-            fixes.mtu(view.facts.ifname, usual),
+            f"{fixes.mtu(view.facts.ifname, usual)}{UNLESS if own < usual else ''}",
         )
 
 

@@ -43,6 +43,17 @@ def table_rows(examined: Examined, *, every_check: bool = False) -> list[Row]:
     return [header, *body]
 
 
+def host_lines(rows: Sequence[Row]) -> list[str]:
+    """The table for a narrow terminal: what is not well with each host, one a line."""
+    titles, *body = rows
+    lines = []
+    for number, host in enumerate(titles[1:], start=1):
+        cells = [row[number] for row in body]
+        bad = [cell for cell in cells if cell.startswith((SYMBOLS["fail"], SYMBOLS["warn"]))]
+        lines += [f"{host}: {cell}" for cell in bad or [SYMBOLS["ok"]]]
+    return lines
+
+
 def cell(examined: Examined, host: str, names: Sequence[str], alone: bool) -> str:
     """The worst verdict, and whose it is; "" where none of the checks was asked for."""
     own = [r for r in examined.results if r.host == host and r.name in names]

@@ -21,7 +21,7 @@ FACTS_S = 30.0  # by then a host's Python has started from the slowest of disks
 DEEP_S = 180.0
 DIALS_S = 30.0
 PACKAGES = ("torch", "torchvision", "numpy")
-WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]{0,127}")  # of interfaces, users, hosts and runs
+WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]{0,127}")  # of interfaces, hosts and runs
 
 T = TypeVar("T")
 
@@ -32,6 +32,7 @@ class Need:
 
     command: Literal["trainer", "python", "other"] = "trainer"
     ranks: Mapping[str, int] = field(default_factory=dict)  # how many each host takes
+    environment: str = ""  # the name in the environment.yaml of this folder
     port: int = 0  # the master port, where the user has fixed it
     data: str = ""  # the folder with the dataset, as ranks will be told
     deep: bool = False  # really import torch, which takes seconds
@@ -228,7 +229,8 @@ def facts_from(host: Host, conversation: Conversation, seconds: float) -> Facts:
     with understood(host.name):
         facts = from_json(Facts, {**answer, "host": host.name})
         check_plausible(facts)
-        return facts
+        usable = tuple(interface for interface in facts.interfaces if WORD.fullmatch(interface.name))
+        return replace(facts, interfaces=usable)
 
 
 @contextlib.contextmanager
@@ -241,13 +243,14 @@ def understood(host: str) -> Iterator[None]:
 
 
 def check_plausible(facts: Facts) -> None:
-    """Raise ValueError for what would end up in a plan or in a line to type, and is not of its kind."""
+    """Raise HostError or ValueError for what would end up in a plan or in a line to type, and is not of its
+    kind."""
     addresses = [facts.data_address, *(interface.address for interface in facts.interfaces)]
-    words = [facts.ifname, facts.user, facts.hostname, *(interface.name for interface in facts.interfaces)]
     runs = [*facts.runs, facts.port.run if facts.port else ""]
     for address in filter(None, addresses):
         ipaddress.IPv4Address(address)
-    if not all(WORD.fullmatch(word) for word in filter(None, [*words, *runs])):
-        raise ValueError("a name that is none")
+    for word in filter(None, [facts.ifname, facts.hostname, *runs]):
+        if not WORD.fullmatch(word):
+            raise HostError(facts.host, f"its probe answered with a name that cannot be used: {word[:80]!r}")
     if len(facts.ephemeral) not in (0, 2) or len(facts.nofile) not in (0, 2):
         raise ValueError("a range that is none")

@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import random
+import shlex
 import socket
 import time
 from collections.abc import Callable
@@ -20,7 +21,16 @@ from launcher.transport import HostKey, sshconfig
 from launcher.transport.hostkeys import UnknownKey, fingerprint, pinned_key, policy_for
 from launcher.transport.identity import USUAL_KEYS, Identity, Secrets
 from launcher.transport.proxy import Proxy
-from launcher.transport.sentences import CONNECT_S, HUNG_UP, ProxyEnded, Silence, is_silence, translated
+from launcher.transport.sentences import (
+    CONNECT_S,
+    HUNG_UP,
+    Farewell,
+    ProxyEnded,
+    Silence,
+    end_of,
+    is_silence,
+    translated,
+)
 from launcher.transport.sshconfig import Target, name_of
 
 KEEPALIVE_S = 15
@@ -101,7 +111,7 @@ def strict(
         auth_strategy=Identity(
             user=target.user,
             where=f"{target.user}@{name_of(target.host, target.port)}",
-            ssh_words=f"{'' if target.port == 22 else f'-p {target.port} '}{target.user}@{target.host}",
+            ssh_words=ssh_words(target),
             files=list(dict.fromkeys(named + usual)),
             only=target.identities_only,
             secrets=settings.secrets,
@@ -116,6 +126,12 @@ def strict(
     return connection
 
 
+def ssh_words(target: Target) -> str:
+    """What to give to ssh, which reads the same configuration and so goes the same way."""
+    port = "" if target.port == 22 else f"-p {target.port} "
+    return port + shlex.quote(f"{target.user}@{target.name}")
+
+
 # --- Going it ------------------------------------------------------------------------------------
 
 
@@ -125,7 +141,7 @@ def open_chain(connection: Connection, host: str) -> None:
     if isinstance(gateway, Connection) and not gateway.is_connected:
         with translated(host, jump=gateway.original_host, passing=(UnknownKey,)):
             open_chain(gateway, host)
-    retried(lambda: open_one(connection))
+    retried(lambda: open_one(connection), connection.connect_timeout)
 
 
 def open_one(connection: Connection) -> None:
@@ -134,18 +150,22 @@ def open_one(connection: Connection) -> None:
         connection.open()
         watch_over(connection.transport)
     except paramiko.ChannelException as error:
-        jump, where = connection.gateway.original_host, f"{connection.host}:{connection.port}"
+        jump, where = connection.gateway.original_host, end_of(connection.host, connection.port)
         raise paramiko.SSHException(f"jump host {jump} cannot reach {where} ({error.text})") from None
     except BaseException as error:
         gateway, words = connection.gateway, ""
         if isinstance(gateway, Proxy) and is_hung_up(error):
             words = gateway.last_words()
+        transport = connection.client.get_transport()
+        greeted = transport is not None and bool(transport.remote_version)
         connection.client.close()  # its thread, and its socket
         if words:
             raise ProxyEnded(words) from None
         silent = is_silence(error) or str(error).startswith(HUNG_UP)
         if silent and time.monotonic() >= began + connection.connect_timeout:
             raise Silence(f"no answer within {connection.connect_timeout:g} s") from None
+        if greeted and is_hung_up(error):
+            raise Farewell("the server hung up after its greeting") from None
         raise
 
 
@@ -177,17 +197,20 @@ def quick_transport(kinds: set[str], sock: Any, **options: Any) -> paramiko.Tran
     return transport
 
 
-def retried(work: Callable[[], T]) -> T:
-    """Again, a little later, where sshd hung up before it said anything: it throttles at random."""
+def retried(work: Callable[[], T], seconds: float = CONNECT_S) -> T:
+    """Again, a little later, where sshd hung up before it said anything: it throttles at random. Not for
+    longer than one that is silent would be waited for."""
+    deadline = time.monotonic() + seconds
     for attempt in range(TRIES):
-        began = time.monotonic()
+        began, pause = time.monotonic(), random.uniform(0.1, 0.4) * 2**attempt
         try:
             return work()
         except (paramiko.SSHException, EOFError, ConnectionError) as error:
-            at_once = time.monotonic() < began + AT_ONCE_S
-            if not (at_once and is_hung_up(error)) or attempt == TRIES - 1:
+            now = time.monotonic()
+            last = attempt == TRIES - 1 or now + pause > deadline
+            if last or now >= began + AT_ONCE_S or not is_hung_up(error):
                 raise
-        time.sleep(random.uniform(0.1, 0.4) * 2**attempt)
+        time.sleep(pause)
     raise AssertionError("unreachable")
 
 

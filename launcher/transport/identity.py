@@ -73,7 +73,7 @@ class Secrets:
             if not self.may_ask:
                 raise Denied(
                     f"the key file {path} is encrypted and nobody is there to ask for its passphrase",
-                    f"give it to an agent first: ssh-add {path}",
+                    f"give it to an agent first: ssh-add {shlex.quote(path)}",
                 ) from None
         passphrase = self.ask(f"Passphrase for {path}: ").encode()
         try:
@@ -197,8 +197,14 @@ class Identity:
         if not self.offered:
             own = USUAL_KEYS[0]
             return f"ssh-keygen -t ed25519 -f {own} && ssh-copy-id -i {own} {self.ssh_words}"
-        key = f"-i {shlex.quote(self.files[0])} " if self.files else ""
-        return f"ssh-copy-id {key}{self.ssh_words}  # or name another key: identity_file in the inventory"
+        own, public = "", ""
+        if self.files:
+            key = shlex.quote(self.files[0])
+            own = f"-i {key} "
+            there = os.path.isfile(f"{self.files[0]}.pub")
+            public = "" if there else f"ssh-keygen -y -f {key} >{key}.pub && "
+        other = "or name another key: identity_file in the inventory"
+        return f"{public}ssh-copy-id {own}{self.ssh_words}  # {other}"
 
 
 @contextlib.contextmanager

@@ -16,12 +16,19 @@ from launcher.transport.identity import Denied
 
 CONNECT_S = 10.0  # for each step of a connection
 SILENT = ("No existing session", "Timeout opening channel", "Timeout")  # how paramiko says that time is up
+SEE_LOG = "sudo journalctl -u ssh -n 20  # on its console: its log says why"
 UNREACHED = "switch it on and plug it in, or correct its `address` in the inventory"
+# How paramiko says that what it hears is not the SSH that it knows.
+NOT_OURS = ("Indecipherable", "Incompatible", "Invalid", "Mismatched MAC", "Expecting packet", "Bad packet")
 HUNG_UP = "Error reading SSH protocol banner"  # or that, where time was up before the server said a word
 
 
 class ProxyEnded(paramiko.SSHException):
     """A ProxyCommand ended before it had led anywhere; says what it said."""
+
+
+class Farewell(paramiko.SSHException):
+    """A server said who it is, and hung up: that is none that throttles."""
 
 
 class Silence(TimeoutError):
@@ -71,10 +78,15 @@ def sentence(error: Exception, host: str) -> tuple[str, str]:
     if is_silence(error):
         own = text if isinstance(error, Silence) else f"no answer within {CONNECT_S:.0f} s"
         return own, UNREACHED
+    if isinstance(error, Farewell):
+        return text, SEE_LOG
+    if isinstance(error, paramiko.SSHException) and text.startswith(NOT_OURS):
+        fix = "correct its `port` in the inventory, or update its SSH server"
+        return f"what answers there does not speak SSH 2 as we do ({text[:80]})", fix
     if isinstance(error, paramiko.ChannelException):
         return f"the server refused another session ({text})", "raise MaxSessions in its sshd_config"
     if isinstance(error, (EOFError, ConnectionError)) or text.startswith(HUNG_UP):
-        return "the server hung up in the middle", "is it overloaded, or no SSH server at all?"
+        return "the server hung up in the middle", f"{SEE_LOG}; or correct its `port` in the inventory"
     return text, ""
 
 
@@ -97,9 +109,14 @@ def about_host_key(
     )
 
 
+def end_of(address: str, port: int) -> str:
+    """One end of a connection, as people write it."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
 def about_connecting(error: paramiko.ssh_exception.NoValidConnectionsError) -> tuple[str, str]:
     first = cast(OSError, next(iter(error.errors.values())))
-    where = "{}:{}".format(*next(iter(error.errors)))
+    where = end_of(*next(iter(error.errors))[:2])
     if isinstance(first, ConnectionRefusedError):
         return (
             f"connection refused by {where}",

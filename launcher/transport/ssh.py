@@ -211,21 +211,25 @@ class SshChannel:
 
 
 def not_installed(host: Host, done: Completed) -> HostError:
-    """Why our files are not there: the disk, its owner, or something else."""
+    """Why our files are not there: the disk, its owner, something in the way, or something else."""
     from launcher.preflight import fixes
 
     _, told, text = done.out.partition(kit.CANNOT)
     if not told:
         words = f"cannot put ringctl's files there; it said: {done.last_words}"
         return HostError(host.name, words, kind="python_old")
-    number, why, path, inodes = json.loads(text.split(b"\n")[0])
-    words = f"cannot put ringctl's files there: {path}: {why}"
-    if number not in (errno.ENOSPC, errno.EDQUOT):
-        fix = fixes.writable("~") if number == errno.EROFS else fixes.owner("$(id -u)", "~/.ringctl")
-        return HostError(host.name, words, fix=fix, kind="folders")
-    if inodes == 0:
-        return HostError(host.name, words, fix=fixes.room_for_files("~"), kind="inodes")
-    return HostError(host.name, words, fix=fixes.room("~"), kind="disk")
+    number, why, path, inodes, own_disk = json.loads(text.split(b"\n")[0])
+    words, own = f"cannot put ringctl's files there: {path}: {why}", "~/.ringctl"
+    place = own if own_disk else "~"
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        if inodes == 0:
+            return HostError(host.name, words, fix=fixes.room_for_files(place), kind="inodes")
+        return HostError(host.name, words, fix=fixes.room(place), kind="disk")
+    if number in (errno.ENOTDIR, errno.EEXIST, errno.ENOENT):
+        words, fix = f"{words}: {own} is no folder, or leads to none", fixes.aside(own)
+    else:
+        fix = fixes.writable(place) if number == errno.EROFS else fixes.owner()
+    return HostError(host.name, words, fix=fix, kind="folders")
 
 
 # --- Bytes ---------------------------------------------------------------------------------------

@@ -230,8 +230,6 @@ def test_a_run_of_ours_that_goes_on_takes_a_yes_of_its_own(cluster: Hosts) -> No
     run = json.loads(done.stdout)["run"]
     wait_for(lambda: PORT in cluster.listening_ports("server1"), "its port")
     terminal = Terminal("preflight", "--fix", "--world", "2", "--only", "port_used,busy")
-    terminal.expect("Do this?")  # push the code of another command
-    terminal.type("n\n")
     terminal.expect(f"And stop run {run}, which is still going on and has port {PORT} of server1? [y/N]")
     terminal.type("y\n")
     seen = terminal.finish(0)
@@ -289,7 +287,9 @@ def test_without_sudo_the_lines_are_there_to_paste_and_nothing_is_touched(cluste
     write_hosts(cluster)
     with names_gone_astray(cluster) as before:
         said = fix("--only", "alias_missing", "--exclude", "server4")
-        assert f"on server2: echo '{cluster.address('server3')} server3' | sudo tee -a /etc/hosts" in said
+        assert "on server2: hosts=$(cat /etc/hosts) && " in said
+        assert f"'{cluster.address('server3')} server3' | sudo tee /etc/hosts" in said
+        assert "push" not in said  # more than was asked for
         assert cluster.path("server2", "/etc/hosts").read_text() == before
 
 

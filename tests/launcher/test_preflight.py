@@ -47,6 +47,7 @@ print("up", flush=True)
 sys.stdin.read(1)
 """
 PORT, EPHEMERAL = 23456, 40000
+DATA = "sets/mnist"
 TWO = ("server1", "server2")  # show as much as four, where they are not about each other
 
 
@@ -272,6 +273,13 @@ def master_port_is_shut(at: Place) -> None:
     at.cluster.drop_port(at.host, PORT, new_only=True)
 
 
+def nothing_gets_out(at: Place) -> None:
+    chain = "{ type filter hook output priority 0; }"
+    at.as_root(f"nft add table inet way && nft add chain inet way out '{chain}'")
+    at.undo.callback(at.as_root, "nft delete table inet way")
+    at.as_root("nft add rule inet way out tcp dport != 22 tcp flags == syn drop")
+
+
 def shut_to_server3(at: Place) -> None:
     at.cluster.drop_from(at.host, "server3")
 
@@ -291,6 +299,15 @@ def ringctl_belongs_to_root(at: Place) -> None:
 def runs_belong_to_root(at: Place) -> None:
     at.run("mkdir", "-p", f"{OURS}/runs")
     at.as_root(f"chown -R root {OURS}/runs; chmod 700 {OURS}/runs")
+
+
+def home_belongs_to_root(at: Place) -> None:
+    at.as_root(f"chown root {HOME}")
+    at.undo.callback(at.as_root, f"chown {at.cluster.user} {HOME}")
+
+
+def workdir_is_the_systems(at: Place) -> None:
+    at.write(workdir="/usr/share")
 
 
 def disk_is_full(at: Place) -> None:
@@ -374,7 +391,9 @@ def start_sshd(at: Place, said: CheckResult) -> None:
 
 
 def key_is_refused(at: Place) -> None:
+    """One as clouds give it, without its public half beside it."""
     at.write(identity_file=str(new_key(dot_ssh() / "other")))
+    (dot_ssh() / "other.pub").unlink()
 
 
 def copy_the_key(at: Place, said: CheckResult) -> None:
@@ -504,15 +523,19 @@ def conda_is_behind_a_guard(at: Place) -> None:
 
 def mnist_everywhere(cluster: Hosts) -> None:
     for folder in (Path(os.environ["HOME"]), *(cluster.path(host, HOME) for host in cluster.names)):
-        (folder / "mnist").mkdir()
+        (folder / DATA).mkdir(parents=True)
         for name, content in idx.mnist().items():
-            (folder / "mnist" / name).write_bytes(content)
+            (folder / DATA / name).write_bytes(content)
     for host in cluster.names:
-        cluster.run(host, "chown", "-R", cluster.user, f"{HOME}/mnist", user="root")
+        cluster.run(host, "chown", "-R", cluster.user, f"{HOME}/sets", user="root")
 
 
 def data_is_cut_short(at: Place) -> None:
-    at.run("truncate", "-s", "500", "mnist/train-images-idx3-ubyte")
+    at.run("truncate", "-s", "500", f"{DATA}/train-images-idx3-ubyte")
+
+
+def data_is_not_there(at: Place) -> None:
+    at.run("rm", "-r", "sets")
 
 
 # --- Rounds: a fault each on some of four hosts ---------------------------------------------------
@@ -554,10 +577,11 @@ ROUNDS = {
             "server4": Fault("data_address", data_address_is_another),
         }
     ),
-    "firewall of two hosts": Round(
+    "firewall of three hosts": Round(
         {
             "server1": Fault("firewall", master_port_is_shut),
             "server3": Fault("firewall", ephemeral_ports_are_shut),
+            "server4": Fault("firewall", nothing_gets_out),
         }
     ),
     "firewall between two hosts": Round(
@@ -569,6 +593,7 @@ ROUNDS = {
     ),
     "storage": Round(
         {
+            "server1": Fault("folders", workdir_is_the_systems),
             "server2": Fault("folders", runs_belong_to_root),
             "server3": Fault("disk", disk_is_full, follow=remove_what_nobody_needs),
             "server4": Fault("inodes", inodes_are_gone, follow=remove_what_nobody_needs),
@@ -576,6 +601,7 @@ ROUNDS = {
     ),
     "storage, before ringctl was ever there": Round(
         {
+            "server1": Fault("folders", home_belongs_to_root, unasked=True),
             "server2": Fault("folders", ringctl_belongs_to_root, unasked=True),
             "server3": Fault("disk", disk_is_full, unasked=True, follow=remove_what_nobody_needs),
             "server4": Fault("inodes", inodes_are_gone, unasked=True, follow=remove_what_nobody_needs),
@@ -612,12 +638,13 @@ ROUNDS = {
     ),
     "versions and data": Round(
         {
+            "server1": Fault("dataset", data_is_not_there),
             "server2": Fault("versions", torch_is_another),
             "server3": Fault("torchvision", torchvision_is_for_another_torch),
             "server4": Fault("dataset", data_is_cut_short),
         },
         begin=mnist_everywhere,
-        command=("--data", "~/mnist"),
+        command=("--data", f"~/{DATA}"),
     ),
 }
 
@@ -761,6 +788,16 @@ def test_a_host_that_is_silent_costs_its_timeout_and_the_others_are_reported_ful
     assert remarks(found)[0].fix.startswith("switch it on and plug it in")
     cluster.heal("server2")
     assert names(look()) == set()
+
+
+def test_a_shell_that_waits_for_something_is_told_of(cluster: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts.inventory(cluster, TWO)
+    monkeypatch.setattr("launcher.preflight.survey.FACTS_S", 3.0)
+    write_home(cluster, "server2", ".bashrc", "echo your name?; cat >/dev/null\n")
+    found = look()
+    assert names(found) == {("ssh_connect", "server2")}
+    assert "its login shell waits for something; it said: your name?" in remarks(found)[0].found
+    assert remarks(found)[0].fix.endswith("~/.bashrc")
 
 
 def test_a_host_lost_between_the_two_rounds_is_a_host_that_did_not_answer(
@@ -942,9 +979,9 @@ def test_an_interface_that_has_not_the_data_address_is_refused(cluster: Hosts) -
 
 def test_other_data_of_the_same_shape_is_noticed(cluster: Hosts) -> None:
     mnist_everywhere(cluster)
-    images = cluster.path("server2", f"{HOME}/mnist/train-labels-idx1-ubyte")
+    images = cluster.path("server2", f"{HOME}/{DATA}/train-labels-idx1-ubyte")
     images.write_bytes(images.read_bytes()[:8] + bytes(40))
-    found = look("--data", f"{HOME}/mnist")
+    found = look("--data", f"{HOME}/{DATA}")
     assert names(found) == {("dataset", "server2")}
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import HostError, InputError
-from launcher.transport.connect import AT_ONCE_S, TRIES, retried
+from launcher.transport import sshconfig
+from launcher.transport.connect import AT_ONCE_S, TRIES, retried, ssh_words
 from launcher.transport.sshconfig import SshConfig, name_of
 from launcher.transport.sshlines import parsed
 from tests.cluster import CONTROLLER, Cluster
@@ -550,6 +551,52 @@ def test_a_server_that_takes_connections_and_says_nothing_is_given_up_on(
             server.accept()  # it was not tried a second time
 
 
+@pytest.mark.parametrize(
+    ("greeting", "words"),
+    [
+        (b"SSH-2.0-x\r\n", "the server hung up after its greeting"),
+        (b"SSH-1.5-x\r\n", "does not speak SSH 2 as we do (Incompatible version (1.5 instead of 2.0))"),
+        (b"SSH-2.0-x\r\n" + b"\x01" * 9000, "does not speak SSH 2 as we do ("),
+    ],
+)
+def test_a_server_that_greets_and_no_more_is_told_of_and_asked_once(
+    cluster: Cluster, greeting: bytes, words: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            client = server.accept()[0]
+            client.sendall(greeting)
+            client.shutdown(socket.SHUT_WR)
+            with client, contextlib.suppress(ConnectionError):
+                while client.recv(1 << 16):
+                    pass
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        inventory(cluster, server1={"address": "127.0.0.1", "port": server.getsockname()[1]})
+        error = refusal("server1")
+        thread.join()
+        assert words in error.message
+        assert error.fix
+        server.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            server.accept()  # it was not tried a second time
+
+
+def test_ssh_is_told_the_name_that_its_own_configuration_knows(cluster: Cluster) -> None:
+    ssh_config(f"Host alias\n  HostName {cluster.address('server3')}\n  ProxyJump server1\n")
+    target = sshconfig.load().lookup("alias", "CORP\\alice", 2222)
+    assert ssh_words(target) == "-p 2222 'CORP\\alice@alias'"
+
+
+def test_an_ipv6_address_is_set_apart_from_its_port(cluster: Cluster) -> None:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
+        port = server.getsockname()[1]
+    inventory(cluster, server1={"address": "::1", "port": port})
+    assert refusal("server1").message == f"server1: connection refused by [::1]:{port}"
+
+
 # --- sshd under load -----------------------------------------------------------------------------
 
 
@@ -590,6 +637,9 @@ def test_only_what_fails_at_once_is_tried_again_and_not_for_ever(monkeypatch: py
     with pytest.raises(EOFError):
         retried(lambda: hang_up(AT_ONCE_S + 1))
     assert calls == []
+    with pytest.raises(EOFError):
+        retried(lambda: hang_up(0.6), 1.0)
+    assert len(calls) <= 1, "not for longer than a server that is silent"
 
 
 def test_a_whole_launch_takes_one_connection_a_host(cluster: Cluster) -> None:

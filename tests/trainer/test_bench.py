@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -171,6 +172,13 @@ def test_a_benchmark_that_was_cut_short_says_so(tmp_path: Path) -> None:
     assert not json.loads((tmp_path / "table.json").read_text())["complete"]
 
 
+def test_auto_is_not_shown_as_if_it_had_chosen_when_it_had_too_few_steps() -> None:
+    auto = replace(PAIR, case=Case(2, Way("ring", "auto")), steps=11)
+    note = "auto did not choose, for which it needs 12 steps: it is a mix of formats"
+    assert note in report.fact_lines(results(ALONE, auto))
+    assert note not in report.fact_lines(results(replace(ALONE, steps=11), replace(auto, steps=12)))
+
+
 def test_a_folder_that_cannot_be_written_is_refused_first_and_told_in_the_end(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot write there: Not a directory"):
@@ -247,6 +255,28 @@ def test_one_command_starts_its_own_ranks_and_leaves_the_files(tmp_path: Path) -
     assert f"python -m trainer.bench {words}" in (tmp_path / "results" / "collectives.md").read_text()
     assert (tmp_path / "results" / "collectives.png").exists()
     assert "3/3  4 KB ring int8: " in done.stdout
+
+
+@pytest.mark.parametrize(("number", "to_all"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
+def test_a_command_that_is_cut_short_leaves_what_was_measured_and_no_rank(
+    number: int, to_all: bool, tmp_path: Path
+) -> None:
+    """By Ctrl-C in a terminal, which all ranks get, and by a signal to the command alone."""
+    words = "collectives --world 2 --sizes 4kb,16mb --rounds 1000 --out results"
+    argv = [sys.executable, "-u", program.MAIN, "--bench", *words.split()]
+    with subprocess.Popen(
+        argv, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as command:
+        assert command.stdout is not None
+        for line in command.stdout:
+            if line.startswith("2/4"):
+                break
+        (os.killpg if to_all else os.kill)(command.pid, number)
+        rest = command.stdout.read()  # until no rank holds it any more
+        assert command.wait(90) == 130
+    assert "wrote results/collectives.md" in rest
+    data = json.loads((tmp_path / "results" / "collectives.json").read_text())
+    assert (len(data["measured"]), data["planned"], data["complete"]) == (2, 4, False)
 
 
 def test_the_first_rank_that_fails_is_named_and_the_others_are_not_waited_for() -> None:

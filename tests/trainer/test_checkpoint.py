@@ -9,6 +9,7 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,15 +21,15 @@ import torch
 
 from tests.trainer.ranks import together
 from trainer import group
-from trainer.checkpoint import TEMPORARY, Checkpoints
+from trainer.checkpoint import OWN, TEMPORARY, Checkpoints
 from trainer.errors import InputError
 
 RUN = {"--model": "bn-cnn", "--world-size": 1}
 LIMIT = 1 << 20
 
 
-def opened(folder: Path, **changes: Any) -> Checkpoints:
-    return Checkpoints(str(folder), RUN | changes, LIMIT)
+def opened(folder: Path, made_by: str = "", **changes: Any) -> Checkpoints:
+    return Checkpoints(str(folder), RUN | changes, LIMIT, made_by)
 
 
 def save(checkpoints: Checkpoints, step: int) -> bool:
@@ -70,7 +71,12 @@ def test_the_last_two_are_kept_and_the_newest_is_read_back(folder: Path) -> None
 
 def test_a_manifest_says_what_was_saved(folder: Path) -> None:
     place = folder / "step-00000006"
-    assert sorted(path.name for path in place.iterdir()) == ["model.pt", "rank-0.json", "rank-0.pt"]
+    assert sorted(path.name for path in place.iterdir()) == [
+        ".gitignore",
+        "model.pt",
+        "rank-0.json",
+        "rank-0.pt",
+    ]
     manifest = json.loads((place / "rank-0.json").read_text())
     assert (manifest["step"], manifest["epoch"], manifest["rank"], manifest["run"]) == (6, 1, 0, RUN)
     raw = (place / "model.pt").read_bytes()
@@ -143,6 +149,18 @@ def test_after_going_on_the_one_gone_on_from_is_kept_beside_the_next(folder: Pat
     assert going_on.newest("auto") is not None
     save(going_on, 8)
     assert saved_steps(folder) == [6, 8]
+
+
+def test_an_own_checkpoint_is_one_of_an_earlier_attempt_of_the_same_run(folder: Path) -> None:
+    assert opened(folder).newest(OWN) is None, "it was made by hand, and so is this one"
+    assert opened(folder, "run-1").newest(OWN) is None
+    save(opened(folder, "run-1"), 3)
+    assert opened(folder, "run-2").newest(OWN) is None
+    part = opened(folder, "run-1").newest(OWN)
+    assert part is not None
+    assert part.step == 3
+    (folder / "step-00000003" / "model.pt").write_bytes(b"")
+    assert opened(folder, "run-1").newest(OWN) is None
 
 
 @pytest.mark.parametrize(
@@ -243,6 +261,35 @@ def test_a_file_that_would_fill_the_memory_is_not_loaded(
 )
 def test_a_manifest_that_makes_no_sense_is_damage(text: str, folder: Path) -> None:
     (folder / "step-00000006" / "rank-0.json").write_text(text)
+    assert read_back(folder) == 4
+
+
+@pytest.mark.parametrize("value", ["1", None, [], {}, 1.5])
+@pytest.mark.parametrize("name", ["bytes", "sha256", "files", "step"])
+def test_a_manifest_with_values_of_another_kind_is_damage(
+    name: str, value: Any, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "step-00000006" / "rank-0.json"
+    manifest = json.loads(path.read_text())
+    (manifest if name in manifest else manifest["files"]["rank-0.pt"])[name] = value
+    path.write_text(json.dumps(manifest))
+    assert read_back(folder) == 4
+    assert "the checkpoint of step 6 is not whole: rank 0: " in capsys.readouterr().err
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_damage(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "step-00000006").rename(folder / "step-00000009")
+    assert read_back(folder) == 4
+    assert "rank-0.json is of step 6, not 9" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("metrics", [{"step": "abc"}, {"step": 9}, {}, 3])
+def test_a_part_that_tells_another_step_is_damage(metrics: Any, folder: Path) -> None:
+    file = io.BytesIO()
+    torch.save({"metrics": metrics}, file)
+    plant(file.getvalue(), folder / "step-00000006" / "rank-0.pt")
     assert read_back(folder) == 4
 
 
@@ -382,7 +429,25 @@ def test_a_folder_that_cannot_be_written_is_refused(where: str, tmp_path: Path) 
 
 def test_looking_whether_a_folder_can_be_written_leaves_nothing_there(tmp_path: Path) -> None:
     opened(tmp_path / "a" / "b").prepare()
-    assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == [".gitignore"]
+    assert not list((tmp_path / "a" / "b").iterdir())
+
+
+def test_git_ignores_checkpoints_and_nothing_beside_them(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("")
+    checkpoints = opened(tmp_path)
+    checkpoints.prepare()
+    save(checkpoints, 2)
+    for command in ["init"], ["status", "--porcelain", "--untracked-files=all", "--", ".", ":!scratch"]:
+        done = subprocess.run(["git", *command], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "?? mine.py\n"
+
+
+def test_what_is_no_folder_is_no_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "step-00000008").write_text("")
+    (folder / "step-00000009").symlink_to("nowhere")
+    opened(folder).prepare()
+    assert read_back(folder) == 6
+    assert capsys.readouterr().err == ""
 
 
 # --- Several ranks, each with a disk of its own -----------------------------------------------------

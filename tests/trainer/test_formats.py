@@ -162,3 +162,12 @@ def test_orthogonal_columns_span_the_same_space(rows: int, columns: int, seed: i
 
 def test_a_column_of_zeros_stays_one() -> None:
     assert not orthogonal(torch.zeros(5, 2)).any()
+
+
+@pytest.mark.parametrize("value", [1.0, 0.1, 0.3, 1e-30])
+def test_a_column_that_adds_nothing_does_not_count_again(value: float) -> None:
+    column = torch.full((40, 1), value)
+    given = torch.cat([column, 3 * column, column / 7, normal(40).view(40, 1) * value], dim=1)
+    made = orthogonal(given)
+    assert made.norm(dim=0).tolist() == pytest.approx([1.0, 0.0, 0.0, 1.0], abs=1e-6)
+    torch.testing.assert_close(made @ (made.T @ given), given, rtol=1e-5, atol=0.0)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ import torch
 from tests.trainer.ranks import DEADLINE_S, each, free_port, together
 from trainer import group
 from trainer.config import Config
-from trainer.errors import TrainerError
+from trainer.errors import InputError, TrainerError
 
 
 def failure(config: Config) -> str:
@@ -85,6 +87,65 @@ def test_a_rank_that_comes_late_is_waited_for(tmp_path: Path, monkeypatch: pytes
         )
 
     assert each(2, work) == ["no error", "no error"]
+
+
+def met(refused: Path, *configs: Config) -> list[str]:
+    """What becomes of these ranks, of which the last one comes when another was refused."""
+    address = f"tcp://127.0.0.1:{free_port()}"
+
+    def work(number: int) -> str:
+        if number == len(configs) - 1:
+            deadline = time.monotonic() + DEADLINE_S
+            while not refused.exists():
+                assert time.monotonic() < deadline, "nobody was refused"
+                time.sleep(0.01)
+        told = failure(
+            replace(configs[number], init_method=address, gloo_socket_ifname="lo", timeout=DEADLINE_S)
+        )
+        if told != "no error":
+            refused.touch()
+        return told
+
+    return each(len(configs), work)
+
+
+def test_a_rank_of_another_run_is_refused_and_the_others_do_not_notice(tmp_path: Path) -> None:
+    ours, theirs = Config(world_size=2, run="mine"), Config(world_size=2, run="yours", attempt=2)
+    told = met(tmp_path / "refused", ours, replace(theirs, rank=1), replace(ours, rank=1))
+    assert told == [
+        "no error",
+        "rank 1 belongs to attempt 2 of run yours, but here meets attempt 1 of run mine: "
+        "two runs use the same port",
+        "no error",
+    ]
+
+
+def test_a_rank_that_comes_again_is_refused_and_the_others_do_not_notice(tmp_path: Path) -> None:
+    told = met(tmp_path / "refused", *(Config(rank=rank, world_size=3) for rank in (0, 1, 1, 2)))
+    assert sorted(told) == [
+        "a process with rank 1 came before: give each process a rank of its own; "
+        "if that one has ended, start all ranks again",
+        *["no error"] * 3,
+    ]
+
+
+@pytest.mark.parametrize("sizes", [(2, 3), (3, 2)])
+def test_ranks_that_were_told_different_world_sizes_say_so(sizes: tuple[int, int]) -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+
+    def work(rank: int) -> str:
+        config = Config(rank=rank, world_size=sizes[rank], init_method=address, timeout=DEADLINE_S)
+        return failure(config)
+
+    why = f"rank 1 has world size {sizes[1]}, and rank 0 {sizes[0]}: start all ranks with the same"
+    assert each(2, work) == [why] * 2
+
+
+def test_a_port_that_is_taken_is_told_as_wrong_input() -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InputError, match=f"rank 0 is there already, or something else has port {port} "):
+            group.meeting_place(Config(world_size=2, init_method=f"tcp://127.0.0.1:{port}"))
 
 
 def test_a_rank_that_dies_is_noticed_long_before_the_timeout(tmp_path: Path) -> None:

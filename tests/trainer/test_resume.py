@@ -351,6 +351,25 @@ def test_a_run_whose_end_could_not_be_saved_does_not_end_as_if_it_was(
     ]
 
 
+def test_a_second_attempt_goes_on_from_the_first_wherever_that_was_to_begin(
+    tmp_path: Path, options: list[str]
+) -> None:
+    def attempt(run: str, number: int, *more: str) -> str:
+        environ = {"RINGCTL_RUN": run, "RINGCTL_ATTEMPT": str(number)}
+        outcomes = trained(2, tmp_path, *options, *more, env=environ)
+        ends(outcomes)
+        return outcomes[0].out
+
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    afresh = ("--checkpoint-dir", first, "--resume", "never")
+    attempt("one", 1, *afresh)
+    assert "this run starts at its first step" in attempt("two", 2, *afresh), "of another run"
+    assert "10 of 10 steps" in attempt("two", 3, *afresh)
+    elsewhere = ("--checkpoint-dir", second, "--resume", f"{first}/step-00000008")
+    assert "8 of 10 steps" in attempt("three", 1, *elsewhere)
+    assert "10 of 10 steps" in attempt("three", 2, *elsewhere)
+
+
 def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_leads_to_the_same_end(
     tmp_path: Path, options: list[str]
 ) -> None:

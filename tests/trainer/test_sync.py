@@ -312,6 +312,28 @@ def test_error_feedback_lets_everything_through_in_time(tmp_path: Path) -> None:
         assert errors[format, True] < limit, format
 
 
+def test_powersgd_finds_gradients_again_after_one_that_was_zero(tmp_path: Path) -> None:
+    shapes: list[Shape] = [(32, 64)]
+    thin = torch.zeros(32, 64)
+    thin[3] = torch.arange(64.0)  # of rank one: a second column has nothing to find
+
+    def work(_: int) -> tuple[list[bytes], list[bytes], bytes]:
+        settings = config("ring", "powersgd", powersgd_rank=2, error_feedback=False)
+        with g.strategy(shapes, settings) as fresh:
+            expected = [g.averaged(fresh, g.part(0, shapes)) for _ in range(2)]
+        with g.strategy(shapes, settings) as made:
+            g.averaged(made, [torch.zeros(32, 64)])
+            after = [g.averaged(made, g.part(0, shapes)) for _ in range(2)]
+        with g.strategy(shapes, settings) as made:
+            g.averaged(made, [thin])
+            return expected, after, g.averaged(made, g.part(0, shapes))
+
+    (expected, after, after_thin), other = together(2, tmp_path, work)
+    assert (expected, after, after_thin) == other
+    assert after == expected
+    assert torch.linalg.matrix_rank(g.numbers(after_thin).view(32, 64)) == 2
+
+
 def test_a_residual_can_be_saved_and_put_back(tmp_path: Path) -> None:
     shapes: list[Shape] = [(9,), (40, 30)]
     formats = ["none", "int4", "topk", "powersgd"]
@@ -495,6 +517,19 @@ def test_auto_takes_one_format_on_all_ranks_and_says_why(tmp_path: Path) -> None
     assert {held} == {other[2] for other in others}
     (note,) = notes
     assert note.startswith(f"--compress auto takes {format}: the first steps took none ")
+
+
+@pytest.mark.parametrize(("steps", "used"), [(3, "none was"), (6, "none and fp16 were")])
+def test_auto_that_has_too_few_steps_to_choose_says_so(steps: int, used: str, tmp_path: Path) -> None:
+    def work(rank: int) -> list[str]:
+        with g.strategy([(30, 40)], config("ring", "auto")) as made:
+            for seed in range(steps):
+                g.step(made, g.part(rank, [(30, 40)], seed))
+            made.last_step_done()
+            return made.notes
+
+    note = f"--compress auto: too few steps to choose; {used} used"
+    assert together(2, tmp_path, work) == [[note]] * 2
 
 
 def test_serial_refuses_to_be_one_of_many(tmp_path: Path) -> None:

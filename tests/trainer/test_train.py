@@ -27,6 +27,7 @@ def small(tmp_path: Path) -> str:
     return str(idx.write(tmp_path / "small", idx.mnist(40, 3)))
 
 
+NAMED = "1.running_var"  # a buffer of bn-cnn
 TOGETHER = [name for name in STRATEGIES if name != "serial"]
 WAYS = [[name] for name in TOGETHER] + [["ring", "--compress", name] for name in FORMATS if name != "none"]
 
@@ -129,6 +130,47 @@ def test_steps_that_are_not_finite_can_be_left_out_and_are_told(tmp_path: Path, 
     assert "step left out (1 so far)" in rank_0.out
 
 
+def test_a_step_that_is_left_out_leaves_the_batch_norm_statistics_as_they_were(
+    tmp_path: Path, small: str
+) -> None:
+    """Rank 1 sees one infinite batch, which its forward pass has put into them before the gradients meet."""
+
+    def work(rank: int) -> tuple[int, list[bool], list[int]]:
+        model = Infinite(at_step=3 if rank == 1 else 0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(MODELS, "infinite", lambda: model)
+            folder = tmp_path / "checkpoints"
+            config = Config(
+                rank=rank, world_size=2, model="infinite", batch_size=4, steps=5, on_nonfinite="skip",
+                checkpoint_every=5, checkpoint_dir=str(folder),
+            )  # fmt: skip
+            train_on(data.load(small, os.environ), config)
+        saved = torch.load(folder / "step-00000005" / "model.pt", weights_only=True)["model"]
+        return (
+            int(model.normal.num_batches_tracked),
+            [bool(buffer.isfinite().all()) for buffer in model.buffers()],
+            [name for name, value in saved.items() if not value.isfinite().all()],
+        )
+
+    assert together(2, tmp_path, work) == [(4, [True] * 3, [])] * 2
+
+
+class Infinite(torch.nn.Module):
+    """Batch norm that gets infinities in one forward pass of a training."""
+
+    def __init__(self, at_step: int) -> None:
+        super().__init__()
+        self.normal, self.last = torch.nn.BatchNorm1d(784), torch.nn.Linear(784, 10)
+        self._steps, self._at_step = 0, at_step
+
+    def forward(self, pixels: torch.Tensor) -> Any:
+        self._steps += self.training
+        pixels = pixels.flatten(1)
+        if self.training and self._steps == self._at_step:
+            pixels = pixels + torch.inf
+        return self.last(self.normal(pixels))
+
+
 def test_a_rank_that_drifts_away_is_named_at_the_next_comparison(
     tmp_path: Path, small: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +248,34 @@ def test_batch_norm_statistics_become_the_average_of_all_ranks(tmp_path: Path) -
         return [float(buffer.double().mean()) for buffer in model.buffers() if buffer.is_floating_point()]
 
     assert together(3, tmp_path, work) == [[2.0, 12.0, 32.0, 42.0]] * 3
+
+
+def test_buffers_of_any_shape_and_precision_are_averaged(tmp_path: Path) -> None:
+    def work(rank: int) -> list[tuple[list[int], str, float]]:
+        model = torch.nn.Module()
+        for name, shape in ("none", ()), ("flat", (3,)), ("deep", (2, 3)):
+            model.register_buffer(name, torch.full(shape, 2.0 * rank))
+        model.register_buffer("precise", torch.full((2,), 2.0 * rank, dtype=torch.float64))
+        model.register_buffer("mask", torch.full((2,), -torch.inf))
+        share_batch_norm_statistics(model)
+        return [(list(b.shape), str(b.dtype), float(b.mean())) for b in model.buffers()]
+
+    single = [([], 1.0), ([3], 1.0), ([2, 3], 1.0)]
+    expected = [(shape, "torch.float32", mean) for shape, mean in single]
+    expected += [([2], "torch.float64", 1.0), ([2], "torch.float32", -torch.inf)]
+    assert together(2, tmp_path, work) == [expected] * 2
+
+
+def test_a_statistic_that_is_not_a_number_is_named_rather_than_averaged(tmp_path: Path) -> None:
+    def work(rank: int) -> str:
+        model = MODELS["bn-cnn"]()
+        if rank == 1:
+            next(buffer for name, buffer in model.named_buffers() if name == NAMED)[0] = torch.nan
+        with pytest.raises(TrainerError) as told:
+            share_batch_norm_statistics(model)
+        return str(told.value)
+
+    assert together(2, tmp_path, work) == [f"the statistics of rank 1 in {NAMED} have a NaN"] * 2
 
 
 def test_a_model_without_batch_norm_has_nothing_to_share() -> None:

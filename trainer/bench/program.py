@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from trainer.errors import InputError, TrainerError
 
 MAIN = str(Path(__file__).resolve().parent.parent / "__main__.py")
 POLL_S = 0.2
+GRACE_S = 30.0  # for rank 0 to write what was measured
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def start(words: Sequence[str]) -> None:
@@ -43,6 +46,9 @@ def be_a_rank(asked: Asked, words: Sequence[str]) -> None:
     from trainer.bench.reporter import Reporter  # only now: importing torch takes seconds
 
     reporter = Reporter(asked, f"python -m trainer.bench {shlex.join(words)}")
+    has_files = asked.out != NO_FILES and asked.config.rank == 0
+    if has_files:
+        end_tidily()
     try:
         if asked.kind == "table":
             from trainer.bench.training import train_all
@@ -53,7 +59,26 @@ def be_a_rank(asked: Asked, words: Sequence[str]) -> None:
 
             time_exchanges(asked, reporter)
     finally:
+        if has_files:
+            ignore_signals()
         reporter.finish()
+
+
+def end_tidily() -> None:
+    """On the first signal to end, go through what is left to do, and let no other one interrupt that."""
+
+    def end(*_: object) -> None:
+        ignore_signals()
+        raise KeyboardInterrupt
+
+    for number in SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup and the like want it
+            signal.signal(number, end)
+
+
+def ignore_signals() -> None:
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def start_ranks(world: int, words: Sequence[str]) -> None:
@@ -66,6 +91,7 @@ def start_ranks(world: int, words: Sequence[str]) -> None:
     shared |= {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     argv = [sys.executable, MAIN, "--bench", *words]
     ranks: list[subprocess.Popen[bytes]] = []
+    end_tidily()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         try:
             for rank in range(world):
@@ -73,10 +99,19 @@ def start_ranks(world: int, words: Sequence[str]) -> None:
                 ranks.append(subprocess.Popen(argv, env=shared | own))
             wait_for(ranks)
         finally:
-            for process in ranks:
-                process.terminate()
-            for process in ranks:
-                process.wait()
+            end_all(ranks)
+
+
+def end_all(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End them, and return when they have."""
+    for process in ranks:
+        process.terminate()
+    for process in ranks:
+        try:
+            process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def wait_for(ranks: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.bench import collectives, table
+from trainer.compress import AUTO, AUTO_STEPS
 from trainer.errors import InputError, TrainerError
 
 Row = table.Row | collectives.Row
@@ -109,6 +110,11 @@ def fact_lines(results: Results) -> list[str]:
             f"{facts['model']} ({facts['parameters']:,} parameters), {facts['images']:,} images, {length}, "
             f"batch {facts['batch_size']} a rank, {counted(facts['seeds'], 'seed')}"
         )
+        runs = [table.run_from_json(each) for each in results.measured]
+        if any(run.case.way.compress == AUTO and run.steps < AUTO_STEPS for run in runs):
+            lines.append(
+                f"auto did not choose, for which it needs {AUTO_STEPS} steps: it is a mix of formats"
+            )
     if len(results.measured) < results.planned:
         lines.append(f"cut short: {len(results.measured)} of {results.planned} measurements were taken")
     return lines

@@ -28,6 +28,12 @@ AUTO = "auto"
 AUTO_CHOICES = ("none", "fp16", "int8")
 """What `auto` chooses from, the most faithful first; nothing that could cost accuracy."""
 
+AUTO_TRIES = 4
+"""Steps with each of them, of which the first does not count."""
+
+AUTO_STEPS = AUTO_TRIES * len(AUTO_CHOICES)
+"""What `auto` takes to choose."""
+
 LOW_RANK = "powersgd"
 """The one format that is no code for values but a product of two matrices; it has an exchange of its own."""
 

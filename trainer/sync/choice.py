@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from trainer import group
+from trainer.compress import AUTO_TRIES as TRIES
 
-TRIES = 4  # steps with each format, of which the first does not count
 CLOSE = 1.03  # so little more time is a fair price for the more faithful format
 
 
@@ -50,6 +50,12 @@ class Choice:
         group.copy_from_rank_0(decision)
         self.trying = self._names[int(decision)]
         return self._reason(medians.tolist())
+
+    def not_made(self) -> str:
+        """What to say when the run is over before."""
+        used = [name for name, seen in zip(self._names, self._seconds, strict=True) if seen]
+        were = "was" if len(used) == 1 else "were"
+        return f"--compress auto: too few steps to choose; {' and '.join(used)} {were} used"
 
     def _reason(self, medians: Sequence[float]) -> str:
         times = ", ".join(f"{name} {1000 * s:.0f} ms" for name, s in zip(self._names, medians, strict=True))

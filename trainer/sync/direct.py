@@ -136,7 +136,11 @@ class DirectMean:
 
     def _needed(self, send: int) -> int:
         """How many arrivals must have been dealt with before this send."""
-        return max(send + 1 - self._ahead, send + 1 - self._count if self._sends[send][2] else 0)
+        piece, _, is_mean = self._sends[send]
+        if not is_mean:
+            return send + 1 - self._ahead
+        parts = (self._world - 2) * self._count + piece.number + 1  # by then the last part of it is here
+        return max(parts, send + 1 - 2 * self._count)
 
     def _send_next(self) -> None:
         piece, rank, is_mean = self._sends[self._sent]

@@ -1,8 +1,9 @@
-"""Exchanges that run beside the backward pass, on a thread of their own.
+"""Exchanges that run beside the backward pass: begun by it, and seen to their end on a thread of their own.
 
 A thread, not asynchronous calls alone: what arrives has to be added before it can go on, and the backward
 pass does not come by to do it. torch lets go of the interpreter's lock while it computes, so both really run
-at once.
+at once. The thread does not begin them, because it may be waiting for an arrival, and the wire has nothing to
+do meanwhile.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Exchange(Protocol):
     """The bytes of memory it keeps for itself beside the gradients."""
 
     def start(self) -> None:
-        """Post what can be posted without waiting for anyone."""
+        """Post what can be posted without waiting for anyone; others may be going on meanwhile."""
 
     def finish(self) -> Iterator[int]:
         """Do the rest, after which the gradients are the mean, in steps of one arrival each.
@@ -116,25 +117,26 @@ class Overlapping(Strategy):
             _, exchange = self._exchanges[self._begun]
             self._begun += 1
             if self._worker is not None:
-                self._worker.do(exchange.start, exchange.finish)
+                with torch.no_grad():
+                    exchange.start()
+                self._worker.do(exchange.finish)
 
 
-Start = Callable[[], None]
 Finish = Callable[[], Iterator[int]]
 
 
 class Worker:
-    """A thread that starts jobs as they come, and in between goes on with those that others wait for most."""
+    """A thread that sees jobs to their end, first those that others wait for most."""
 
     def __init__(self) -> None:
-        self._jobs: SimpleQueue[tuple[Start, Finish] | threading.Event | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Finish | threading.Event | None] = SimpleQueue()
         self._failure: BaseException | None = None
         # It must not keep the process alive when another part of it has failed.
         self._thread = threading.Thread(target=self._work, name="gradients", daemon=True)
         self._thread.start()
 
-    def do(self, start: Start, finish: Finish) -> None:
-        self._jobs.put((start, finish))
+    def do(self, finish: Finish) -> None:
+        self._jobs.put(finish)
 
     def wait(self) -> None:
         """Return when all jobs are done; raises what one of them raised."""
@@ -157,7 +159,7 @@ class Worker:
                 except Empty:
                     self._go_on(begun)
                     continue
-                if isinstance(job, tuple):
+                if job is not None and not isinstance(job, threading.Event):
                     self._begin(job, begun)
                     continue
                 while begun:
@@ -166,11 +168,10 @@ class Worker:
                     return
                 job.set()
 
-    def _begin(self, job: tuple[Start, Finish], begun: list[Job]) -> None:
+    def _begin(self, job: Finish, begun: list[Job]) -> None:
         if self._failure is None:  # after a failure the others would only wait in vain
             try:
-                job[0]()
-                steps = job[1]()
+                steps = job()
                 begun.append(Job(next(steps, None), steps))
             except BaseException as error:  # `wait` raises it where it is expected
                 self._failure = error

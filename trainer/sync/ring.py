@@ -56,6 +56,10 @@ class Ring(Overlapping):
                 self._choice = None
         return good
 
+    def last_step_done(self) -> None:
+        if self._choice is not None:
+            self.notes.append(self._choice.not_made())
+
     def state_dict(self) -> dict[str, Tensor]:
         if self._choice is not None:
             return {}  # who goes on from here measures the link anew
@@ -115,8 +119,8 @@ class Ring(Overlapping):
             )
             yield matrices, self._low_rank
         else:
-            format = compress.create(name, self.config)
-            for span in self.buckets(matrices, format.block):
+            for span in self.buckets(matrices, compress.load(name).block):
+                format = compress.create(name, self.config)  # each its own: one may begin as another goes on
                 place = slice(span.start - first, span.end - first)
                 residual = None if self._residual is None else self._residual[place]
                 yield (

@@ -54,6 +54,9 @@ class Strategy:
         """Make the gradients the mean over all ranks, the same bits on each."""
         raise NotImplementedError
 
+    def last_step_done(self) -> None:
+        """Note what is to be told of the run as a whole."""
+
     def state_dict(self) -> dict[str, Tensor]:
         """What this rank alone knows and needs to go on as if never interrupted."""
         return {}
