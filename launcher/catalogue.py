@@ -668,6 +668,28 @@ THEMES: tuple[tuple[str, tuple[Row, ...]], ...] = (
                 auto="names the missing ranks and their hosts",
                 kind="symptom",
             ),
+            Row(
+                "two_runs",
+                "two runs use the same port",
+                (r"two runs use the same port",),
+                "another run has the master port, and ranks of both came to the same meeting",
+                "leave out --master-port and master_port, so that each run takes a free one; `ringctl ps` "
+                "shows the other run, and `ringctl stop RUN` ends it",
+                seen_by="tries the port on the master and says who holds it",
+                auto="does not start a run on the master port of another, and keeps their ranks apart",
+                kind="symptom",
+            ),
+            Row(
+                "rank_twice",
+                "two processes have the same rank",
+                (r"process with rank \d+ came before", r"rank \d+ is there twice"),
+                "a process with that number was there before: a command was started twice, or one rank "
+                "again while the others still waited",
+                "end what is left (`ringctl stop`), then start each rank once",
+                seen_by="the plan holds every rank from 0 to N-1 once",
+                auto="gives every process a rank of its own, and a run a port of its own",
+                kind="symptom",
+            ),
         ),
     ),
     (

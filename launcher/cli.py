@@ -177,6 +177,7 @@ def launch_and_watch(
             return 0
         with screen:
             outcome = watch.watch(fold.initial(plan), agents, screen, interrupts)
+            outcome.note()
     except KeyboardInterrupt:
         click.echo("interrupted; nothing was started", err=True)
         return 130
@@ -351,6 +352,8 @@ def stop(run: str | None, grace: float, as_json: bool, **where: str | None) -> i
     results = runs.stop(agents_of(found), found.run, grace)
     errors = [result for result in results.values() if isinstance(result, RingctlError)]
     answers = {host: answer for host, answer in results.items() if isinstance(answer, dict)}
+    if not errors:
+        runs.refreshed(found, pool())  # writes down how it ended
     if as_json:
         failed = {host: str(error) for host, error in results.items() if isinstance(error, RingctlError)}
         click.echo(text.json_line({"run": found.run, "hosts": answers, "errors": failed}))

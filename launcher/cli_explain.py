@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
+import shlex
+import stat
 import time
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from launcher.cli_shared import agents_of, complete_run, host_options, json_option, named_run
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from io import BufferedReader
+
     from launcher.agent import Agent
-    from launcher.diagnose import Cause
+    from launcher.diagnose import Cause, Tails
+    from launcher.model import RunState
     from launcher.runs import Found
 
+GOES_ON = "the run goes on; no rank has failed"
 LOOK_S = 1.5  # hosts have noted by then where their ranks are
 
 
@@ -46,22 +51,29 @@ def is_log(what: str | None) -> bool:
 
 def of_log(path: str | None) -> dict[str, Any]:
     from launcher import foreign
+    from launcher.errors import InputError
 
     assert path is not None
     with opened(path) as file:
+        if foreign.is_utf16(file.peek(64)):
+            fix = f"iconv -f UTF-16 -t UTF-8 {shlex.quote(path)} | ringctl explain -"
+            raise InputError(f"{path} is UTF-16", fix=fix)
         reader = foreign.read(foreign.lines_of(file))
     told = f"{reader.lines:,} lines read; nothing in them is known to be a failure"
     return answer(reader.cause, source=path, note="" if reader.cause else told)
 
 
-def opened(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
+def opened(path: str) -> BufferedReader:
     from launcher.errors import InputError
 
-    if path == "-":
-        return contextlib.nullcontext(sys.stdin.buffer)
     try:
-        if os.path.isdir(path):
+        if path == "-":
+            return open(0, "rb", closefd=False)
+        kind = os.stat(path).st_mode
+        if stat.S_ISDIR(kind):
             raise InputError(f"{path} is a folder; name the log file in it")
+        if not (stat.S_ISREG(kind) or stat.S_ISFIFO(kind)):
+            raise InputError(f"{path} is neither a file nor a pipe")
         return open(path, "rb")
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", fix="ringctl ps lists the runs") from None
@@ -72,8 +84,8 @@ def opened(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
 
 def of_run(found: Found) -> dict[str, Any]:
     """Of one that is over, its first failure; of one that runs, who keeps the others waiting."""
-    from launcher import fold, watch
-    from launcher.diagnose import Tails, standstill
+    from launcher import fold, model, watch
+    from launcher.diagnose import Cause, Tails, first_failure
     from launcher.errors import HostError
     from launcher.follow import follow
 
@@ -81,21 +93,19 @@ def of_run(found: Found) -> dict[str, Any]:
     if found.state is None:
         raise HostError(found.hosts[0].name, next(iter(found.silent), "it knows nothing of the run"))
     running = found.state.state in ("starting", "running")
+    if found.cause and not running:  # whoever saw it end has looked
+        return answer(model.from_json(Cause, found.cause), run=found.run, state=found.state.state)
     if running:
         look_at(agents, found.run)
     tails, state, away = Tails(), fold.before(found.state), dict[str, str]()
     for update in follow(agents, found.run, live=False):
-        away = dict(update.away)
+        away = update.unheard
         for event in update.events:
             state = fold.fold(state, event) if event.kind != "line" else state
             tails.add(event)
     if running and state.state not in fold.ENDED:
-        words = standstill(state, tails, away)
-        about = answer(
-            None, run=found.run, state=state.state, note=words or "the run goes on; no rank has failed"
-        )
-        places = {str(rank): str(stack) for rank, stack in sorted(tails.stacks.items())}
-        return {**about, "explained": bool(words), "places": places}
+        cause = first_failure(state, tails, away)
+        return answer(cause, run=found.run, state=state.state) if cause else of_going_on(state, tails, away)
     outcome = watch.outcome(state, tails, away)
     note = (
         ""
@@ -103,6 +113,18 @@ def of_run(found: Found) -> dict[str, Any]:
         else f"run {found.run} {outcome.state.state}; nothing is known to be wrong with it"
     )
     return answer(outcome.cause, run=found.run, state=outcome.state.state, note=note)
+
+
+def of_going_on(state: RunState, tails: Tails, away: Mapping[str, str]) -> dict[str, Any]:
+    """Who keeps the others waiting, if anybody does, and where all ranks are."""
+    from launcher.diagnose import standstill
+
+    words = standstill(state, tails, away)
+    unheard = "".join(f"; {why}" for why in away.values())
+    note = words or (f"no rank that can be heard has failed{unheard}" if away else GOES_ON)
+    places = {str(rank): str(stack) for rank, stack in sorted(tails.stacks.items())}
+    about = answer(None, run=state.run, state=state.state, note=note)
+    return {**about, "explained": bool(words), "places": places}
 
 
 def look_at(agents: dict[str, Agent], run: str) -> None:

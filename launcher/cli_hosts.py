@@ -109,9 +109,11 @@ def execute(command: tuple[str, ...], timeout: float, as_json: bool, **where: st
 
 
 def show_output(host: str, done: Completed) -> None:
+    from launcher import remote
+
     for stream, data in ((sys.stdout, done.out), (sys.stderr, done.err)):
-        for line in data.split(b"\n")[: None if data and not data.endswith(b"\n") else -1]:
-            stream.buffer.write(f"[{host}] ".encode() + line + b"\n")
+        for piece in remote.labelled(host, data):
+            stream.buffer.write(piece)
         stream.flush()
 
 

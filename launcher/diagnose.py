@@ -25,7 +25,9 @@ LAST_LINES = 200
 LONGEST = 2000  # what is kept of a line
 SHOWN_LINES = 20
 OF_TORCH = re.compile(r"^\[[WEF]\d{4} |^terminate called|^\s+what\(\):")  # what its C++ part prints
-SILENT = ("waiting", "running", "stopped", "unknown")
+GOING_ON = ("waiting", "running", "unknown")
+TRAINERS_WORD = re.compile(r"trainer: (?!warning: |still waiting: |no more metrics)")  # why it ends
+SILENT = (*GOING_ON, "stopped")
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class Verdict:
     rank: RankState
     cause: Cause
     row: Row | None
+    said: str = ""  # its own word for it
 
     @property
     def order(self) -> tuple[int, float]:
@@ -102,6 +105,9 @@ def first_failure(
         row = verdicts[0].row
         if row is not None and row.consequence:
             return to_blame(state, verdicts, tails, away or {}) or verdicts[0].cause
+        said = {verdict.said for verdict in verdicts}
+        if len(verdicts) == state.world > 1 and len(said) == 1 and "" not in said:
+            return of_all(verdicts)
         return (
             with_missing(verdicts[0], state, tails)
             if row is not None and row.id == "ranks"
@@ -128,7 +134,8 @@ def ended_outside(state: RunState, away: Mapping[str, str]) -> Cause | None:
             text = f"the run was ended on {ended[0].host}: {ended[0].reason}"
             return Cause(None, ended[0].host, text, fix, id=row.id if row else "")
     if state.state == "lost":
-        host = next((r.host for r in state.ranks.values() if r.state in ("waiting", "running")), "")
+        host = next((r.host for r in state.ranks.values() if r.state in GOING_ON), "")
+        host = next(iter(away), host) if host == "?" else host  # nobody here knows where it is, if not there
         if host in away:
             return Cause(None, host, f"{away[host]}, and its ranks have not said how they ended", GONE_FIX)
         text = f"the supervisor on {host} is gone and has not said how its ranks ended"
@@ -158,9 +165,9 @@ def explain(rank: RankState, lines: Sequence[str], oom: bool = False, one_host: 
         tuple(lines[-SHOWN_LINES:]),
         row.id if row else "",
         tuple(telling(frames_of(report))),
-        bool(row or report or (rank.reason and rank.exit_code == 127)),
+        bool(row or report or (rank.reason and rank.exit_code == 127) or TRAINERS_WORD.match(said)),
     )
-    return Verdict(rank, cause, row)
+    return Verdict(rank, cause, row, said)
 
 
 def row_of(rank: RankState, lines: Sequence[str], report: Sequence[str], one_host: bool) -> Row | None:
@@ -173,6 +180,12 @@ def row_of(rank: RankState, lines: Sequence[str], report: Sequence[str], one_hos
         before = find([line for line in lines if OF_TORCH.match(line)], one_host=one_host)
         row = before if before is not None and before.kind == "cause" else row
     return row
+
+
+def of_all(verdicts: Sequence[Verdict]) -> Cause:
+    """What all ranks failed of alike: none of them was the first, so rank 0 speaks for them."""
+    first = min(verdicts, key=lambda verdict: verdict.rank.rank)
+    return replace(first.cause, text=f"{first.cause.text}; all {len(verdicts)} ranks said so")
 
 
 def in_words(fix: str, host: str) -> str:

@@ -25,10 +25,11 @@ def before(state: RunState) -> RunState:
 
 
 def from_states(states: Sequence[Mapping[str, Any]]) -> RunState:
-    """The run as its hosts' state files (one from each host) tell it."""
+    """The run as its hosts' state files (one from each host) tell it; what they last said of a rank that has
+    nobody to look after it any more means nothing."""
     newest = max(states, key=lambda state: state["attempt"])
     states = [state for state in states if state["attempt"] == newest["attempt"]]
-    ranks = {r["rank"]: rank_from_state(state["host"], r) for state in states for r in state["ranks"]}
+    ranks = {r["rank"]: rank_from_state(state, r) for state in states for r in state["ranks"]}
     lost = any(state["state"] == "lost" for state in states)
     ended = [state["ended"] for state in states]
     return RunState(
@@ -43,23 +44,34 @@ def from_states(states: Sequence[Mapping[str, Any]]) -> RunState:
     )
 
 
-def with_unknown(state: RunState) -> RunState:
-    """With the ranks that no host has told of: as long as there are any, the run may go on."""
+def with_unknown(state: RunState, hosts: Mapping[int, str]) -> RunState:
+    """With the ranks that no host has told of, on `hosts`: as long as there are any, the run may go on."""
     missing = [number for number in range(state.world) if number not in state.ranks]
     if not missing:
         return state
-    unknown: dict[int, RankState] = {number: RankState(number, "?", state="unknown") for number in missing}
+    unknown = {number: RankState(number, hosts.get(number, "?"), state="unknown") for number in missing}
     ranks = dict(sorted({**state.ranks, **unknown}.items()))
     return replace(
         state, ranks=ranks, state="lost" if state.state == "lost" else run_status(ranks), ended=None
     )
 
 
-def rank_from_state(host: str, rank: Mapping[str, Any]) -> RankState:
+def rank_from_state(state: Mapping[str, Any], rank: Mapping[str, Any]) -> RankState:
     known = {
         key: rank[key] for key in ("rank", "state", "pid", "exit_code", "signal", "reason", "seen", "metric")
     }
-    return RankState(host=host, **known)
+    found = RankState(host=state["host"], **known)
+    return out_of_sight(found) if state["state"] == "lost" else found
+
+
+def as_lost(state: RunState) -> RunState:
+    """A run that nobody hears of any more: what became of the ranks that had not ended is not known."""
+    ranks = {number: out_of_sight(rank) for number, rank in state.ranks.items()}
+    return replace(state, state="lost", ranks=ranks)
+
+
+def out_of_sight(rank: RankState) -> RankState:
+    return replace(rank, state="unknown") if rank.state in ("waiting", "running") else rank
 
 
 def fold(state: RunState, event: Event) -> RunState:
@@ -94,6 +106,8 @@ def fold(state: RunState, event: Event) -> RunState:
 def run_status(ranks: Mapping[int, RankState]) -> RunStatus:
     """What the ranks together amount to."""
     states = {rank.state for rank in ranks.values()}
+    if "unknown" in states and states & {"failed", "stopped"} and not states & {"waiting", "running"}:
+        return "lost"  # it cannot go on, and how the others ended is not known
     if states & {"waiting", "running", "unknown"}:
         return "starting" if states == {"waiting"} else "running"
     if "failed" in states:

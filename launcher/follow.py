@@ -159,6 +159,11 @@ class Update:
     away: Mapping[str, str]  # hosts that cannot be heard at the moment, and why
     lost: Mapping[str, str]  # hosts whose part of the run is gone without having been ended, and why
 
+    @property
+    def unheard(self) -> dict[str, str]:
+        """Both of them, with a sentence for each that names it."""
+        return {**self.away, **{host: f"{host}: {why}" for host, why in self.lost.items()}}
+
 
 def follow(agents: Mapping[str, Agent], run: str, *, live: bool, back: int = 0) -> Iterator[Update]:
     """The run's events. `live` waits for more until the run is over, through drops of the connection;

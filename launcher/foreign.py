@@ -29,13 +29,15 @@ from launcher.diagnose import (
     row_of,
 )
 from launcher.model import Event, RankState, RunState
-from launcher.traces import JOINERS, TRACEBACK, frames_of, last_error, telling
+from launcher.traces import TRACEBACK, frames_of, joins, last_error, telling, without_margin
 
 PIECE = 1 << 16
 BATCH = 500  # lines
 LONGEST = 2000  # what is kept of a line
 MOST_RANKS, MOST_REPORTS, MOST_REPORT_LINES, MOST_KNOWN = 1024, 64, 300, 50
+FIRST_REPORT_LINES = 100  # stay when a report is too long, and so do its last
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+UTF16 = re.compile(rb"\xff\xfe|\xfe\xff|(?:[^\0]\0){4}|(?:\0[^\0]){4}", re.S)
 OUR_LABEL = re.compile(r"^(?:\d\d:\d\d:\d\d\.\d{3} )?\[(\d{1,6}) ([^\]\s]+)\] ?")
 TORCH_LABEL = re.compile(r"^\[(?:rank(\d{1,6})\]: ?|(?:default|trainer)(\d{1,6})\]:)")
 OUR_VERDICT = "failed first: "
@@ -46,6 +48,11 @@ ROOT_RANK = re.compile(r"^\s+rank\s+: (\d+) ")
 ROOT_HOST = re.compile(r"^\s+host\s+: (\S+)")
 ROOT_EXIT = re.compile(r"^\s+exitcode\s+: (-?\d+) ")
 WRAPPER = ("ChildFailedError", "ProcessExitedException", "CalledProcessError")  # say that a child failed
+
+
+def is_utf16(begin: bytes) -> bool:
+    """Whether a file that begins so is two bytes a character, as some shells of Windows write it."""
+    return bool(UTF16.match(begin))
 
 
 def lines_of(file: BinaryIO) -> Iterator[str]:
@@ -73,6 +80,7 @@ class Speaker:
     )  # lines of the catalogue's kind, outside reports
     reports: list[tuple[int, list[str]]] = field(default_factory=list)  # each a traceback, with its place
     open: bool = False  # the last report goes on
+    inside: bool = False  # and its exception has yet to come
     said: int = 0  # how many lines
     said_then: int = 0  # when the last of `known` came
 
@@ -85,14 +93,17 @@ class Speaker:
         self.tail.append(text)
         self.said += 1
         if TRACEBACK.match(text):
-            joined = self.open and any(line in JOINERS for line in self.reports[-1][1][-4:])
+            joined = self.open and any(map(joins, self.reports[-1][1][-4:]))
             if not joined and not text.startswith("Original"):
                 self._begin(number)
-            self.open = True
+            self.open = self.inside = True
         if self.open:
             lines = self.reports[-1][1]
-            if len(lines) < MOST_REPORT_LINES:
+            if self.inside or len(lines) < MOST_REPORT_LINES:
                 lines.append(text)
+            if len(lines) > MOST_REPORT_LINES:
+                del lines[next((n for n in range(FIRST_REPORT_LINES, len(lines)) if is_frame(lines[n])), -1)]
+            self.inside = self.inside and (is_frame(text) or bool(TRACEBACK.match(text)))
         elif suspect and len(self.known) < MOST_KNOWN and is_known(text):
             self.known.append((number, text))
             self.said_then = self.said
@@ -104,6 +115,10 @@ class Speaker:
         elif len(self.reports) >= MOST_REPORTS:
             self.reports.pop()
         self.reports.append((number, []))
+
+
+def is_frame(text: str) -> bool:
+    return text.startswith(" ") or not text
 
 
 @dataclass(frozen=True)
@@ -234,7 +249,7 @@ def labelled(text: str) -> tuple[int | None, str, str]:
             rank, host, text = int(match[1]), match[2], text[match.end() :]
         if match := TORCH_LABEL.match(text):
             rank, text = int(match[1] or match[2]) if rank is None else rank, text[match.end() :]
-    return rank, host, text
+    return rank, host, without_margin(text)
 
 
 def findings(speaker: Speaker) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import RingctlError
-from launcher.model import Host, Inventory, Plan, from_json, to_json
+from launcher.model import Host, Inventory, Plan, RunState, from_json, to_json
 from launcher.plan import LaunchOptions
 
 
@@ -25,7 +25,8 @@ class Record:
     started: float
     inventory: Inventory
     options: LaunchOptions
-    states: tuple[Mapping[str, Any], ...] = ()  # what each host said last, once all had said that it is over
+    end: RunState | None = None  # how it ended, as far as somebody here has seen it
+    cause: Mapping[str, Any] | None = None  # and what failed first, a diagnose.Cause, if that was looked for
 
 
 def new_run_id() -> str:
@@ -45,12 +46,12 @@ def remember(plan: Plan, inventory: Inventory, options: LaunchOptions) -> None:
     write(Record(plan, hosts, time.time(), inventory, options))
 
 
-def close(run: str, states: tuple[Mapping[str, Any], ...]) -> None:
-    """The run is over, and this is how it ended."""
-    record = read(path_of(run))
-    if record is not None:
+def close(end: RunState, cause: Mapping[str, Any] | None = None) -> None:
+    """The run is over, and this is how it ended; a cause that was found before stays."""
+    record = read(path_of(end.run))
+    if record is not None and record.plan.attempt == end.attempt:
         with contextlib.suppress(RingctlError):  # then the hosts are asked again the next time
-            write(replace(record, states=states))
+            write(replace(record, end=end, cause=cause or record.cause))
 
 
 def forget(run: str) -> None:

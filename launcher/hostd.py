@@ -32,6 +32,7 @@ import time
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
     import select
+    import socket
     from collections.abc import Callable, Iterator
     from types import TracebackType
     from typing import Any
@@ -188,6 +189,13 @@ def home_folder() -> str:
 
 def run_folder(run: str) -> str:
     return os.path.join(home_folder(), "runs", run)
+
+
+def runs_here() -> list[str]:
+    try:
+        return sorted(os.listdir(os.path.join(home_folder(), "runs")))
+    except FileNotFoundError:
+        return []
 
 
 def replace_file(path: str, data: bytes, durable: bool = True) -> None:
@@ -881,17 +889,34 @@ def copy_code(digest: str, target: str) -> None:
                 os.chmod(path, os.stat(path).st_mode | 0o200)
 
 
-def check_port(port: int) -> None:
-    """Refuse to start ranks whose master port somebody has taken since it was chosen."""
+def hold_port(port: int, run: str) -> socket.socket | None:
+    """Refuse to start ranks whose master port somebody has taken since it was chosen. A run has its port from
+    here on, though its ranks do not listen yet: to other runs it is taken for as long as what this returns is
+    open. That is a name, not a file, so that it is gone when the supervisor is, and means this host alone."""
     import socket
 
-    if port:
-        with socket.socket() as s:
-            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                s.bind(("", port))
-            except OSError as error:
-                raise Refused(f"{PORT_TAKEN} {port}: {error.strerror}") from None
+    if not port:
+        return None
+    held = socket.socket(socket.AF_UNIX)
+    try:
+        held.bind(f"\0ringctl master port {port}")
+    except OSError:
+        others = [name for name in runs_here() if name != run and holds(name, port)]
+        who = f"run {others[0]}" if others else "a run of another user"
+        raise Refused(f"{PORT_TAKEN} {port}, by {who}") from None
+    with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            s.bind(("", port))
+        except OSError as error:
+            raise Refused(f"{PORT_TAKEN} {port}: {error.strerror}") from None
+    return held
+
+
+def holds(run: str, port: int) -> bool:
+    """Whether that run is going on here and has this master port."""
+    plan, state = read_json(os.path.join(run_folder(run), "plan.json")), read_state(run)
+    return bool(plan and plan.get("listens") == port and state and state["state"] in ("starting", "running"))
 
 
 def rank_program(rank: Rank, env: dict[str, str], cwd: str) -> str:
@@ -973,6 +998,7 @@ class Supervisor:
         self.readers: dict[int, tuple[Rank, LineSplitter]] = {}
         self.poll: select.poll
         self.orphans: dict[int, int] = {}  # ended before we were told whose pid it was
+        self.port: socket.socket | None = None  # open as long as the master port is ours
         self.zygote = 0  # the process that imports torch and forks the ranks; 0 for none
         self.zygote_status: int | None = None
         self.report_fd = -1
@@ -997,7 +1023,7 @@ class Supervisor:
         """Start all ranks, or raise Refused with none of them left."""
         environ = activate(self.plan["env"], clean_environ(dict(os.environ)))
         cwd = self.make_folder()
-        check_port(int(self.plan.get("listens") or 0))
+        self.port = hold_port(int(self.plan.get("listens") or 0), str(self.plan["run"]))
         for rank in self.ranks:
             os.makedirs(os.path.dirname(rank.metrics.path), mode=0o700, exist_ok=True)
             os.makedirs(rank.env["RINGCTL_CHECKPOINTS"], mode=0o700, exist_ok=True)
@@ -1545,13 +1571,8 @@ def send_lines(path: str, offset: int) -> int:
 
 def command_runs(request: dict[str, Any]) -> dict[str, Any]:
     """The state of every run on this host, and this host's clock."""
-    folder = os.path.join(home_folder(), "runs")
-    try:
-        names = sorted(os.listdir(folder))
-    except FileNotFoundError:
-        names = []
     wanted = request.get("run")
-    states = [read_state(name) for name in names if wanted in (None, name)]
+    states = [read_state(name) for name in runs_here() if wanted in (None, name)]
     return {"runs": [state for state in states if state], "time": time.time()}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from launcher.agent import SENTINEL, Agent
@@ -28,6 +28,7 @@ exec 2>/dev/null
 kill -KILL $!
 exit $code
 """
+PIECE = 1 << 20
 NO_COMMAND = "look at the account's login shell there, and at what ends it early (~/.bashrc)"
 
 
@@ -61,6 +62,15 @@ def execute(
 def after_mark(data: bytes) -> bytes:
     """What the command itself printed. Where a login shell makes one stream of both, there are two marks."""
     return data.partition(SENTINEL)[2].removeprefix(SENTINEL)
+
+
+def labelled(host: str, data: bytes) -> Iterator[bytes]:
+    """Each line behind its host's name; a piece at a time, for there may be a hundred million of them."""
+    label, begin = f"[{host}] ".encode(), 0
+    while begin < len(data):
+        end = data.find(b"\n", begin + PIECE) + 1 or len(data)
+        yield label + data[begin:end].removesuffix(b"\n").replace(b"\n", b"\n" + label) + b"\n"
+        begin = end
 
 
 def summary(codes: Mapping[str, int], failed: Mapping[str, RingctlError]) -> list[str]:

@@ -24,6 +24,7 @@ from launcher.watch import Interrupts, Screen
 PORT_TAKEN = "the master port is taken:"
 STOPPED_EARLY = "it was stopped while it was starting"
 PORT_TRIES = 3
+FREE_PORT = "leave out --master-port and master_port, so that a free one is taken"
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def start(plan: Plan, agents: Mapping[str, Agent], open_: Mapping[str, Conversat
         if STOPPED_EARLY in errors[0].message:
             raise StoppedEarly(errors[0].message)
         if PORT_TAKEN in errors[0].message and not unsure:
-            raise PortTaken(errors[0].message)
+            raise PortTaken(f"{errors[0].message}; nothing was left running", fix=FREE_PORT)
         if unsure:
             errors[0].message += f"; {', '.join(unsure)} could not be asked to stop what may have started"
             errors[0].fix = f"once it can be reached: ringctl stop {plan.run}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher import fold, history
@@ -27,15 +27,20 @@ class Found:
     states: tuple[Mapping[str, Any], ...] = ()  # one from each host that answered and knows it
     silent: tuple[str, ...] = ()  # why each of the other hosts did not answer
     from_here: bool = True  # all of its hosts are known; else it may be on others too
+    rank_hosts: Mapping[int, str] = field(default_factory=dict)  # where its ranks are, if it was planned here
+    end: RunState | None = None  # as somebody here has seen it; "lost" where a host could not be heard then
+    cause: Mapping[str, Any] | None = None  # what failed first, a diagnose.Cause, if that was looked for
 
     @property
     def state(self) -> RunState | None:
         if not self.states:
-            return None
+            return self.end
         state = fold.from_states(self.states)
         # Ranks that nobody told of never started where the others were ended; else they are somewhere.
         started = state.state in ("succeeded", "running") or not self.from_here
-        return fold.with_unknown(state) if self.silent or started else state
+        if self.silent or started:
+            state = fold.with_unknown(state, self.rank_hosts)
+        return replace(state, state=self.end.state) if self.silent and self.end else state
 
     @property
     def elsewhere(self) -> list[int]:
@@ -45,14 +50,27 @@ class Found:
 
     @property
     def is_over(self) -> bool:
-        """Whether all of its hosts have said that it has ended."""
+        """Whether all of its hosts have said, now or to whoever saw it end, that it has ended."""
         ended = [state for state in self.states if state["state"] in fold.ENDED]
+        if not self.states and self.end is not None:
+            return self.end.state in fold.ENDED
         return len(ended) == len(self.hosts) and not self.elsewhere
 
 
 def remembered() -> list[Found]:
     """The runs that were started from here, oldest first; no host is asked."""
-    return [Found(r.plan.run, r.plan.name, r.hosts, r.started, r.states) for r in history.recall()]
+    return [
+        Found(
+            record.plan.run,
+            record.plan.name,
+            record.hosts,
+            record.started,
+            rank_hosts=record.plan.rank_hosts,
+            end=record.end,
+            cause=record.cause,
+        )
+        for record in history.recall()
+    ]
 
 
 def find_runs(pool: Pool, more: Iterable[Host] = ()) -> tuple[list[Found], list[RingctlError]]:
@@ -110,8 +128,8 @@ def updated(found: Found, answers: Iterable[tuple[Host, Answer]]) -> Found:
         return found
     silent = tuple(answer.message for answer in heard if isinstance(answer, RingctlError))
     found = replace(found, states=states, silent=silent)
-    if found.is_over:
-        history.close(found.run, states)
+    if found.is_over and found.state:
+        history.close(found.state)
     return found
 
 

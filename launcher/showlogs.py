@@ -42,10 +42,11 @@ def show(
     kept: deque[Event] | None = None if look.tail is None else deque(maxlen=look.tail)
     away: Mapping[str, str] = {}
     gone: Mapping[str, str] = {}
+    unheard: Mapping[str, str] = {}
     for update in follow(agents, found.run, live=live, back=back):
         for words in (*presence(away, update.away), *newly_lost(gone, update.lost)):
             print(words, file=sys.stderr)
-        away, gone = update.away, update.lost
+        away, gone, unheard = update.away, update.lost, update.unheard
         for event in update.events:
             if event.kind != "line" and state is not None:
                 state = fold.fold(state, event)
@@ -61,8 +62,11 @@ def show(
         write(list(kept))
     lost = live or (found.state is not None and found.state.state == "lost")
     if state is not None and (lost or state.state in fold.ENDED):
-        finish(watch.outcome(state, tails), look)
-    return HostError.exit_code if away or gone else 0
+        outcome = watch.outcome(state, tails, unheard)
+        if live and not back:
+            outcome.note()
+        finish(outcome, look)
+    return HostError.exit_code if unheard else 0
 
 
 def download(found: Found, agents: Mapping[str, Agent], target: Path, *, back: int) -> int:
@@ -82,7 +86,7 @@ def download(found: Found, agents: Mapping[str, Agent], target: Path, *, back: i
             return files[name]
 
         for update in follow(agents, found.run, live=False, back=back):
-            away = {**update.away, **{host: f"{host}: {why}" for host, why in update.lost.items()}}
+            away = update.unheard
             for event in update.events:
                 file("events.jsonl").write(text.json_line(event.to_json()).encode() + b"\n")
                 if event.kind == "line":

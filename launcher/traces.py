@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-TRACEBACK = re.compile(r"^(?:Original )?Traceback \(most recent call last\):")
+TRACEBACK = re.compile(r"^(?:Original |Exception Group )?Traceback \(most recent call last\):")
 JOINERS = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
 )
+PART = re.compile(r"^ +\+(?:-\+)?-{5,} (?:\d+|\.\.\.) -{5,}$")  # of an exception group
 FRAME = re.compile(r'^  File "(?P<file>.*?)", line (?P<line>\d+)(?:, in (?P<function>.*))?$')
 MARKERS = re.compile(r"^\s*[\^~]+\s*$")  # where in the line, below it
+MARGIN = re.compile(r"^ {2,}(?:\| ?|\+ (?=Exception Group ))")  # of an exception group and what it holds
 RANK_LABEL = re.compile(r"^\[rank\d+\]: ?")  # torch's own, once a rank has joined
 ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
 LIBRARY = re.compile(
@@ -54,7 +56,17 @@ class Frame:
 
 
 def without_labels(lines: Sequence[str]) -> list[str]:
-    return [RANK_LABEL.sub("", line) for line in lines]
+    return [without_margin(RANK_LABEL.sub("", line)) for line in lines]
+
+
+def without_margin(line: str) -> str:
+    """A line of an exception group as it would be alone."""
+    return MARGIN.sub("", line) if line.startswith("  ") else line
+
+
+def joins(line: str) -> bool:
+    """Whether the traceback that comes next belongs to the one before."""
+    return line in JOINERS or bool(PART.match(line))
 
 
 def last_report(lines: Sequence[str]) -> list[str]:
@@ -66,7 +78,7 @@ def last_report(lines: Sequence[str]) -> list[str]:
     while starts:
         between = lines[starts[-1] : begin]
         original = lines[begin].startswith("Original")
-        if not original and not any(line in JOINERS for line in between):
+        if not original and not any(map(joins, between)):
             break
         begin = starts.pop()
     return list(lines[begin:])

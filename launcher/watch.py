@@ -6,15 +6,15 @@ import signal
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from launcher import fold
+from launcher import fold, history
 from launcher.agent import Agent
 from launcher.diagnose import Cause, Tails, absent_ranks, first_failure, standstill
 from launcher.errors import RingctlError
 from launcher.follow import follow, newly_lost, presence
-from launcher.model import Event, Host, Plan, RankState, RunState
+from launcher.model import Event, Host, Plan, RankState, RunState, to_json
 from launcher.runs import stop
 from launcher.transport import Pool
 
@@ -65,6 +65,10 @@ class Outcome:
     state: RunState
     cause: Cause | None
 
+    def note(self) -> None:
+        """Write it down, so that ps, status and explain say the same later, whoever can be asked then."""
+        history.close(self.state, to_json(self.cause) if self.cause else None)
+
     def event(self) -> Event:
         """The last event that a reader of JSON gets."""
         data = {
@@ -84,10 +88,11 @@ def watch(state: RunState, agents: Mapping[str, Agent], screen: Screen, interrup
     tails, ender, stalls = Tails(), Ender(agents, interrupts, screen), Stalls(screen)
     away: Mapping[str, str] = {}
     lost: Mapping[str, str] = {}
+    unheard: Mapping[str, str] = {}
     for update in follow(agents, state.run, live=True):
         for words in (*presence(away, update.away), *newly_lost(lost, update.lost)):
             screen.note(words)
-        away, lost = update.away, update.lost
+        away, lost, unheard = update.away, update.lost, update.unheard
         for event in update.events:
             state = fold.fold(state, event)
             tails.add(event)
@@ -97,13 +102,13 @@ def watch(state: RunState, agents: Mapping[str, Agent], screen: Screen, interrup
         if ender.waits_in_vain(state, away):
             break
     ender.finish(state)
-    return outcome(state, tails, {**away, **{host: f"{host}: {why}" for host, why in lost.items()}})
+    return outcome(state, tails, unheard)
 
 
 def outcome(state: RunState, tails: Tails, away: Mapping[str, str] | None = None) -> Outcome:
     """How the run ended, and why; `away` are hosts that could not be heard in the end, or lost their part."""
     if state.state not in fold.ENDED:
-        state = replace(state, state="lost")
+        state = fold.as_lost(state)
     return Outcome(state, first_failure(state, tails, away))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from tests.launcher import warm
 
 # From the very start, where warm.py will not do.
-RINGCTL = [sys.executable, "-c", "from launcher.cli import main; main()"]
+RINGCTL = [sys.executable, "-c", "from launcher.__main__ import main; main()"]
 
 
 def ringctl(

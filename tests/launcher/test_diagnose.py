@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from launcher.diagnose import LAST_LINES, Cause, Tails, first_failure, standstill
 from launcher.model import Event, Plan, RankState, RunState
+from launcher.text import failure_lines
 from launcher.traces import Stack, last_error
 from launcher.watch import Stalls
 
@@ -174,6 +175,37 @@ def test_while_rank_0_waits_for_others_their_hosts_and_states_are_told_once() ->
         "rank 1 on h1: runs there but has not joined the others, rank 2 on h2: has not been started yet, "
         "rank 3 on h3: has failed"
     ]
+
+
+def test_the_last_word_of_the_trainer_is_why_it_ended() -> None:
+    cause = cause_of(run_of(failed(0, ended=1.0)), {0: ["trainer: --epochs 0: must be 1 or more"]})
+    assert cause.known
+    assert failure_lines(cause) == [
+        "failed first: rank 0 on h0 exited with code 1: trainer: --epochs 0: must be 1 or more"
+    ]
+    silent = failed(0, ended=1.0, exit_code=3)
+    assert not cause_of(run_of(silent), {0: ["trainer: warning: the disk is slow"]}).known
+
+
+def test_what_all_ranks_said_is_told_of_all_and_by_rank_0() -> None:
+    ranks = [failed(0, ended=3.0), failed(1, ended=1.0), failed(2, ended=2.0)]
+    said = {rank: ["trainer: there is no data in /data"] for rank in range(3)}
+    cause = cause_of(run_of(*ranks), said)
+    assert cause.rank == 0
+    assert cause.text.endswith("trainer: there is no data in /data; all 3 ranks said so")
+    assert cause_of(run_of(*ranks), {**said, 2: ["trainer: something else"]}).rank == 1
+
+
+def test_a_port_that_is_taken_comes_before_what_it_leads_to() -> None:
+    said = {
+        0: ["trainer: rank 0 could not meet the other 2: code: -98, name: EADDRINUSE"],
+        1: ["trainer: rank 1 belongs to run a, but here meets run b: two runs use the same port"],
+        2: ["trainer: a process with rank 2 came before: give each process a rank of its own"],
+    }
+    ranks = [failed(0, ended=3.0), failed(1, ended=2.0), failed(2, ended=1.0)]
+    assert cause_of(run_of(*ranks), said).id == "port_used"
+    assert cause_of(run_of(*ranks[1:]), said).id == "rank_twice"
+    assert cause_of(run_of(ranks[1]), said).id == "two_runs"
 
 
 # --- Ranks that wait -----------------------------------------------------------------------------

@@ -112,6 +112,36 @@ def test_a_failure_in_the_middle_of_a_long_log_is_found_in_little_memory(tmp_pat
     assert (done.returncode, done.stdout.splitlines()[0]) == (0, "failed first: rank 2: ValueError: boom")
 
 
+def test_of_an_endless_traceback_the_exception_and_what_led_to_it_are_kept() -> None:
+    """And of what the log goes on with, nothing that would take their place."""
+    first, frames, last = (
+        TRACEBACK.splitlines()[1:3],
+        TRACEBACK.splitlines()[3:5],
+        TRACEBACK.splitlines()[-3:],
+    )
+    deep = [TRACEBACK.splitlines()[0], *first, *frames * 2000, *last]
+    for after in ([], ["step 1", "  loss 0.5"] * 5000):
+        cause = cause_of("\n".join([*deep, *after]))
+        assert cause.text == "line 1: ValueError: boom"
+        assert [frame.line for frame in cause.trace] == [30, 12]
+
+
+def test_an_exception_in_a_group_is_found(tmp_path: Path) -> None:
+    (tmp_path / "group.py").write_text(
+        "def part(number):\n"
+        "    try:\n"
+        "        raise ValueError(f'part {number}')\n"
+        "    except ValueError as error:\n"
+        "        return error\n"
+        "raise ExceptionGroup('all parts', [part(1), part(2)])\n"
+    )
+    log = subprocess.run([sys.executable, "group.py"], capture_output=True, text=True, cwd=tmp_path).stderr
+    for text in (log, labelled(1, log)):
+        cause = cause_of(text)
+        assert cause.text.endswith(": ValueError: part 2")
+        assert [(frame.line, frame.function) for frame in cause.trace] == [(3, "part")]
+
+
 def test_where_only_consequences_are_in_the_log_it_says_so() -> None:
     cause = cause_of(labelled(0, TRACEBACK.replace("ValueError: boom", LOST)))
     assert cause.id == "peer_died"
@@ -139,6 +169,19 @@ def test_what_is_not_there_is_told() -> None:
     assert "cannot read ./no.log: No such file" in ringctl("explain", "./no.log", code=2).stderr
     assert "there is no run" in ringctl("explain", "nosuchrun", code=2).stderr
     assert "is a folder" in ringctl("explain", "/", code=2).stderr
+
+
+def test_what_is_no_log_is_told(tmp_path: Path) -> None:
+    assert "/dev/zero is neither a file nor a pipe" in ringctl("explain", "/dev/zero", code=2).stderr
+    for encoding in ("utf-16", "utf-16-le", "utf-16-be"):
+        (tmp_path / "log").write_text(TRACEBACK, encoding=encoding)
+        refused = ringctl("explain", str(tmp_path / "log"), code=2).stderr.splitlines()
+        assert refused[0].endswith("log is UTF-16")
+        assert subprocess.run(refused[1].split("|")[0], shell=True, capture_output=True).returncode == 0
+    os.mkfifo(tmp_path / "pipe")
+    writer = subprocess.Popen(["sh", "-c", 'echo Killed >"$0"', str(tmp_path / "pipe")])
+    assert explain(str(tmp_path / "pipe"))["id"] == "killed"
+    assert writer.wait() == 0
 
 
 def run_torchrun(folder: Path, body: str) -> str:

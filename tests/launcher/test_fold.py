@@ -91,6 +91,10 @@ def rank(state: RankStatus, reason: str = "") -> RankState:
         ([rank("stopped", "stopped"), rank("succeeded")], "stopped"),
         ([rank("stopped", "stopped"), rank("stopped", "stopped")], "stopped"),
         ([rank("stopped", "its supervisor was killed")], "failed"),
+        ([rank("failed"), rank("unknown")], "lost"),
+        ([rank("stopped", "stopped"), rank("succeeded"), rank("unknown")], "lost"),
+        ([rank("succeeded"), rank("unknown")], "running"),
+        ([rank("failed"), rank("running"), rank("unknown")], "running"),
     ],
 )
 def test_what_the_ranks_together_amount_to(ranks: list[RankState], status: str) -> None:
@@ -170,4 +174,5 @@ def test_the_newest_attempt_counts_and_a_lost_host_makes_a_lost_run() -> None:
         [old, host("a", 2, "running", "running", 0), host("b", 2, "running", "running", 1)]
     )
     assert (run.attempt, run.state, list(run.ranks), run.started) == (2, "running", [0, 1], 2.0)
-    assert fold.from_states([host("a", 1, "lost", "running", 0)]).state == "lost"
+    lost = fold.from_states([host("a", 1, "lost", "running", 0), host("b", 1, "running", "running", 1)])
+    assert (lost.state, [rank.state for rank in lost.ranks.values()]) == ("lost", ["unknown", "running"])

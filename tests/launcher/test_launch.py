@@ -173,6 +173,30 @@ def test_two_launches_at_the_same_moment_both_work() -> None:
     assert len(json.loads(ringctl("ps", "--json").stdout)) == 2
 
 
+def test_two_runs_on_one_host_cannot_have_the_same_master_port() -> None:
+    """Though the first does not listen there yet; it has the port until it ends."""
+    port = str(json.loads(dry_run("--json"))["master_port"])
+    command = ("--local", "--world", "1", "--skip-preflight", "--master-port", port, "--", "sleep", "600")
+    ringctl("launch", "--detach", *command)
+    first = only_run()
+    refused = ringctl("launch", "--detach", *command, code=1).stderr
+    assert f"the master port is taken: {port}, by run {first}; nothing was left running" in refused
+    assert "leave out --master-port" in refused
+    ringctl("stop", first)
+    ringctl("launch", "--detach", *command)
+    ringctl("stop")
+
+
+def test_ctrl_c_while_ringctl_is_still_being_loaded_ends_it_quietly(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(600)\n")
+    starting = start("ps", env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert starting.stdout is not None
+    assert starting.stdout.readline() == "loading\n"
+    starting.send_signal(signal.SIGINT)
+    assert starting.communicate(timeout=60) == ("", "")
+    assert starting.returncode == 130
+
+
 def test_a_relative_home_folder_means_the_one_seen_from_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,7 +218,7 @@ def test_what_ringctl_keeps_is_for_its_user_alone() -> None:
 
 def test_a_home_folder_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RINGCTL_HOME", "/dev/null/home")
-    done = ringctl("launch", "--local", "--world", "1", "--", "true", code=1)
+    done = ringctl("launch", "--local", "--world", "1", "--skip-preflight", "--", "true", code=1)
     assert re.fullmatch(
         r"error: /dev/null/home/history/\S+: cannot be written: Not a directory\n", done.stderr
     )

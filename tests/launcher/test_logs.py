@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher import remote
 from launcher.errors import InputError
 from launcher.logs import (
     Filter,
@@ -340,3 +341,13 @@ def test_lines_are_written_with_label_and_time() -> None:
     local = datetime.fromtimestamp(1.25).strftime("%H:%M:%S")
     assert write([line(3, "x", time=1.25)]) == f"{local}.250 [3 h] x\n".encode()
     assert write([]) == b""
+
+
+@given(st.binary(max_size=200), st.integers(1, 5))
+def test_each_line_of_a_hosts_output_is_labelled_however_it_is_cut(data: bytes, piece: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("launcher.remote.PIECE", piece)
+        pieces = list(remote.labelled("a", data))
+    lines = data.removesuffix(b"\n").split(b"\n") if data else []
+    assert b"".join(pieces) == b"".join(b"[a] " + line + b"\n" for line in lines)
+    assert len(pieces) <= 1 + len(data) // piece

@@ -16,6 +16,7 @@ from tests.launcher.ringctl import (
     events,
     exits,
     is_alive,
+    launch,
     lines,
     ringctl,
     run_folder,
@@ -103,6 +104,21 @@ def test_a_run_is_found_on_this_machine_even_if_nobody_remembers_starting_it() -
     wait_for(lambda: "up" in ringctl("logs", "mine").stdout, "its log")
     ringctl("stop", "mine")
     assert ps()[0]["state"] == "stopped"
+
+
+def test_how_a_run_ended_is_remembered_by_whoever_saw_it() -> None:
+    """Whether or not its hosts can be asked later: here they know nothing of it any more."""
+    full = "echo OSError: [Errno 28] No space left on device >&2; exit 3"
+    attached = launch(["sh", "-c", full], world=1, code=1)[-1]
+    followed = detach(["true"])
+    ringctl("logs", followed, "--follow")
+    stopped = detach(["sleep", "600"])
+    ringctl("stop", stopped)
+    shutil.rmtree(run_folder(stopped).parent)
+    assert [run["state"] for run in ps()] == ["failed", "succeeded", "stopped"]
+    assert [rank["exit_code"] for rank in status(attached["run"])["ranks"]] == [3]
+    told = json.loads(ringctl("explain", attached["run"], "--json").stdout)
+    assert (told["cause"], told["fix"], told["rank"]) == (attached["cause"], attached["fix"], 0)
 
 
 def broken_state_file() -> None:

@@ -250,6 +250,7 @@ def test_ctrl_c_ends_the_run_everywhere(cluster: Cluster, tmp_path: Path) -> Non
 
 def test_ctrl_c_is_obeyed_also_when_a_host_has_gone_for_good(cluster: Hosts, tmp_path: Path) -> None:
     inventory(cluster, only=("server1", "server2"))
+    ringctl("launch", "--", "true")
     process, shown = launch_until_up(tmp_path, 2)
     cluster.kill_host("server2")
     try:
@@ -258,8 +259,22 @@ def test_ctrl_c_is_obeyed_also_when_a_host_has_gone_for_good(cluster: Hosts, tmp
         assert process.wait(timeout=60) == 130
         assert "server2 cannot be reached; once that changes: ringctl stop" in shown.read_text()
         assert eventually(lambda: not hosts.left_on(cluster)), hosts.left_on(cluster)
+        assert_told_like(shown.read_text(), code=4)
     finally:
         cluster.boot("server2")
+    assert_told_like(shown.read_text(), code=0)
+    ringctl("stop")
+    assert [run["state"] for run in json.loads(ringctl("ps", "--json").stdout)] == ["succeeded", "stopped"]
+
+
+def assert_told_like(shown: str, code: int) -> None:
+    """Whether the host that was lost is off or back, all commands say what the launch said."""
+    (said,) = [line for line in shown.splitlines() if line.startswith("failed first: server2: ")]
+    assert ringctl("explain").stdout.splitlines()[0] == said
+    assert [run["state"] for run in json.loads(ringctl("ps", "--json").stdout)] == ["succeeded", "lost"]
+    told = json.loads(ringctl("status", "--json", code=code).stdout)
+    ranks = [(rank["host"], rank["state"]) for rank in told["ranks"]]
+    assert (told["state"], ranks) == ("lost", [("server1", "stopped"), ("server2", "unknown")])
 
 
 def test_restart_goes_on_with_the_same_hosts_and_code_as_the_next_attempt(cluster: Cluster) -> None:

@@ -243,6 +243,8 @@ def test_stop_ends_what_it_can_reach_names_the_rest_and_can_be_repeated(
     assert done.stdout == "server2: ended ranks 0; nothing is left of them\n"
     assert f"error: server3: connection refused by {cluster.address('server3')}:22" in done.stderr
     assert eventually(lambda: set(hosts.left_on(cluster)) == {"server3"}), hosts.left_on(cluster)
+    assert json.loads(ringctl("status", "--json", code=4).stdout)["state"] == "lost"
+    assert "server3: connection refused" in ringctl("explain").stdout.splitlines()[0]
     cluster.clear_rules("server3")
     assert "server3: ended ranks 1; nothing is left of them" in ringctl("stop").stdout
     assert eventually(lambda: not hosts.left_on(cluster)), hosts.left_on(cluster)
@@ -275,7 +277,8 @@ def test_a_run_that_was_going_when_its_host_rebooted_is_lost_and_can_be_stopped(
     inventory(cluster, only=("server1", "server2"))
     detach("--", "sleep", "1000")
     cluster.reboot("server2")
-    assert json.loads(ringctl("status", "--json").stdout)["state"] == "lost"
+    told = json.loads(ringctl("status", "--json").stdout)
+    assert (told["state"], [rank["state"] for rank in told["ranks"]]) == ("lost", ["running", "unknown"])
     assert "server1: ended ranks 0" in ringctl("stop").stdout
     assert json.loads(ringctl("status", "--json").stdout)["state"] == "stopped"
 
