@@ -14,6 +14,7 @@ from tests.cluster import Cluster
 RINGCTL = str(BIN / "ringctl")
 HOSTS = 32
 SIZES = (8, 32, 64)
+Peak = tuple[int, int]  # kB of memory, threads
 
 
 def over_ssh(bench: Workbench) -> Iterator[Measurement]:
@@ -40,28 +41,30 @@ def over_ssh(bench: Workbench) -> Iterator[Measurement]:
 
 def controller(bench: Workbench) -> Iterator[Measurement]:
     """Memory and threads of the controller, with 8, 32 and 64 hosts, within 256 open files."""
-    seen = {size: footprint(bench, size) for size in SIZES}
-    for index, what in enumerate(("memory above one host", "threads")):
-        for small, large in ((8, 32), (32, 64)):
-            ours, theirs = seen[large][index] / large, seen[small][index] / small
-            yield Measurement(
-                f"controller's {what}, per host, {large} beside {small}",
-                Series(f"{large} hosts", "", (ours,)),
-                Series(f"{small} hosts", "", (theirs,)),
-                Target("ratio", "at most", 1.1),
-            )
+    few, some, many = (footprint(bench, size) for size in SIZES)
+    for index, what in enumerate(("memory", "threads")):
+        first, more = added(few, some, SIZES[:2], index), added(some, many, SIZES[1:], index)
+        yield Measurement(
+            f"controller's {what} for every host more",
+            Series("from {} to {} hosts".format(*SIZES[1:]), "", (more,)),
+            Series("from {} to {} hosts".format(*SIZES[:2]), "", (first,)),
+            Target("ratio", "at most", 1.1),
+        )
 
 
-def footprint(bench: Workbench, size: int) -> tuple[float, float]:
-    """(kB, threads) at the peak of an exec on `size` hosts, less what one host takes."""
+def added(fewer: Peak, more: Peak, sizes: Sequence[int], index: int) -> float:
+    """What each host between these sizes adds: it is the same for all where something grows linearly."""
+    return (more[index] - fewer[index]) / (sizes[1] - sizes[0])
+
+
+def footprint(bench: Workbench, size: int) -> Peak:
     with Cluster(size, folder=bench.folder / f"cluster{size}") as cluster:
-        one = peak(bench, cluster, ["--include", cluster.names[0]])
-        all_ = peak(bench, cluster, [])
-    return all_[0] - one[0], all_[1] - one[1]
+        return peak(bench, cluster)
 
 
-def peak(bench: Workbench, cluster: Cluster, only: Sequence[str]) -> tuple[int, int]:
-    command = [RINGCTL, "exec", "--hosts", str(cluster.hosts_file), *only, "--", "sleep", "1"]
+def peak(bench: Workbench, cluster: Cluster) -> Peak:
+    """What the controller takes at the peak of an exec on all hosts."""
+    command = [RINGCTL, "exec", "--hosts", str(cluster.hosts_file), "--", "sleep", "1"]
     limited = ["prlimit", "--nofile=256:256", *command]
     memory = threads = 0
     with bench.start(limited, extra={"HOME": str(cluster.home)}) as process:
@@ -74,8 +77,8 @@ def peak(bench: Workbench, cluster: Cluster, only: Sequence[str]) -> tuple[int, 
     return memory, threads
 
 
-def status_of(pid: int) -> tuple[int, int]:
-    """(peak memory in kB, threads) of a process; zeros once it is gone."""
+def status_of(pid: int) -> Peak:
+    """Of a process; zeros once it is gone."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
