@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import string
 from collections.abc import Callable, Iterable
@@ -35,12 +36,19 @@ def ignore_matcher(lines: Iterable[str]) -> Ignored:
     def matched(path: str) -> bool:
         return next((not keep for keep, pattern in reversed(rules) if pattern.match(path)), False)
 
+    @functools.cache
+    def ignored_folder(path: str) -> bool:
+        return bool(path) and (ignored_folder(folder_of(path)) or matched(path))
+
     def ignored(path: str) -> bool:
-        parts = path.rstrip("/").split("/")
-        folders = ("/".join(parts[:depth]) + "/" for depth in range(1, len(parts)))
-        return any(map(matched, folders)) or matched(path)
+        return ignored_folder(folder_of(path)) or matched(path)
 
     return ignored
+
+
+def folder_of(path: str) -> str:
+    """Of `a/b` and of `a/b/` it is `a/`; "" at the top."""
+    return path[: path.rstrip("/").rfind("/") + 1]
 
 
 RULE_PARTS = re.compile(r"(\\.|\*\*/|/\*\*\Z|\*+|\?|\[[!^]?\]?(?:\[:\w+:\]|[^\]])*\])", re.S)
