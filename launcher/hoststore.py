@@ -117,21 +117,23 @@ class Inflate:
         import zlib  # what only a push needs is imported there: every launch asks `check`
 
         self.zlib: Any = zlib
-        self.source, self.inflater, self.ready = source, zlib.decompressobj(), b""
+        self.source, self.inflater = source, zlib.decompressobj()
+        self.ready, self.taken = b"", 0
 
     def read(self, size: int) -> bytes:
         """Up to `size` bytes; b"" at the end."""
-        while not self.ready:
+        while self.taken >= len(self.ready):
             data = self.inflater.unconsumed_tail or self.inflater.unused_data or self.source.read1(CHUNK)
             if not data:
                 return b""
             if self.inflater.eof:
                 self.inflater = self.zlib.decompressobj()
             try:
-                self.ready = self.inflater.decompress(data, CHUNK)
+                self.ready, self.taken = self.inflater.decompress(data, CHUNK), 0
             except self.zlib.error as error:
                 raise Refused(f"the push was garbled on the way: {error}") from None
-        data, self.ready = self.ready[:size], self.ready[size:]
+        data = self.ready[self.taken : self.taken + size]
+        self.taken += len(data)
         return data
 
 
