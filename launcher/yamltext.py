@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
+
+UNSAFE = re.compile(r'["\\]|[^ -~]')  # between quotes: what has a meaning there, or may not be seen
 
 
 @dataclass(frozen=True)
@@ -83,4 +84,10 @@ def scalar(text: str) -> str:
         same = plain is not None and yaml.safe_load(text) == text
     except (yaml.YAMLError, ValueError):
         same = False
-    return text if same else json.dumps(text)
+    return text if same else '"' + UNSAFE.sub(escaped, text) + '"'
+
+
+def escaped(found: re.Match[str]) -> str:
+    """A character as YAML writes it between quotes."""
+    code = ord(found[0])
+    return f"\\{found[0]}" if found[0] in '"\\' else f"\\x{code:02x}" if code < 256 else f"\\U{code:08x}"

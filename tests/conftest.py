@@ -16,8 +16,10 @@ import pytest
 
 MARK = "RINGCTL_TEST_MARK"
 
-# A shell starts what it puts into the background deaf to Ctrl-C, and so is all that is started from there.
+# A shell starts what it puts into the background deaf to Ctrl-C, nohup deaf to SIGHUP, and so is all that is
+# started from there.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Hundreds of processes import ringctl here: compiling it once is enough, whatever this shell is set to.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

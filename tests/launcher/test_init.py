@@ -194,7 +194,7 @@ def test_a_file_that_is_there_is_only_overwritten_by_force(
 
 
 anything = st.text(max_size=20) | st.sampled_from(
-    ["a\n  - name: evil", "x: [", "# \x1b[31m", "\x85y\u2028z", "\ud800"]
+    ["a\n  - name: evil", "x: [", "# \x1b[31m", "\x85y\u2028z", "\ud800", "\U00016800"]
 )
 
 
