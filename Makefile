@@ -4,16 +4,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-HOST_SIDE := $(addprefix launcher/,hostd.py hoststore.py hostenv.py hostlook.py preflight/probe.py preflight/hostfacts.py preflight/mesh.py)
+HOST_SIDE := $(addprefix launcher/,hostd.py hostlease.py hoststore.py hostenv.py hostlook.py hostfiles.py preflight/probe.py preflight/hostfacts.py preflight/mesh.py)
 SOURCES := launcher trainer tests benchmarks scripts examples
 
-.PHONY: help demo test lint bench bench-full cluster cluster-down clean
+.PHONY: help demo test lint audit bench bench-full soak cluster cluster-down clean
 
 help:
 	@echo "make demo          train 4 ranks on this machine"
 	@echo "make test          lint, types and tests"
+	@echo "make audit         what ruff and the installed packages tell of security (docs/security.md)"
 	@echo "make bench         speed, beside what people would use instead"
 	@echo "make bench-full    also what takes longer; MNIST=DIR names the folder of the whole MNIST"
+	@echo "make soak SECONDS=900   faults at random on test hosts, and a look after each; SEED=1 OUT=FILE"
 	@echo "make cluster N=4 RATE=200mbit   test hosts to try ringctl on; make cluster-down ends them"
 
 demo: $(VENV)/.demo
@@ -28,11 +30,20 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/vermin --quiet --no-tips --target=3.8- $(HOST_SIDE)
 
+# Without a connection; with one, also: pipx run pip-audit -r constraints.txt
+audit: $(VENV)/.dev
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/python -m pip check
+	$(BIN)/python scripts/audit.py
+
 bench: $(VENV)/.dev $(VENV)/.debian
 	$(BIN)/python -m benchmarks
 
 bench-full: $(VENV)/.dev $(VENV)/.debian
 	MNIST="$(MNIST)" $(BIN)/python -m benchmarks --full
+
+soak: $(VENV)/.dev $(VENV)/.debian
+	$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),900) --seed $(or $(SEED),1) $(if $(OUT),--out $(OUT))
 
 cluster: $(VENV)/.dev $(VENV)/.debian
 	$(BIN)/python scripts/cluster up --hosts $(or $(N),4) $(if $(RATE),--rate $(RATE))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from benchmarks.accuracy import accuracy
+from benchmarks.checkpoint_cost import checkpoint_cost
+from benchmarks.failures import host_loss, rank_death
 from benchmarks.first_collective import first_collective
 from benchmarks.follow_hosts import follow_hosts
 from benchmarks.log_throughput import log_throughput
@@ -31,6 +33,9 @@ BENCHMARKS: dict[str, Benchmark] = {
     "follow_hosts": follow_hosts,
     "sync_links": sync_links,
     "sync_memory": sync_memory,
+    "checkpoint_cost": checkpoint_cost,
+    "rank_death": rank_death,
+    "host_loss": host_loss,
 }
 
 LONG: dict[str, Benchmark] = {"accuracy": accuracy}

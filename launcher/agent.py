@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from launcher import kit
 from launcher.errors import HostError, RingctlError
 from launcher.model import Host
+from launcher.redact import revealed
+from launcher.told import check_stopped, checked_state, words_of
 from launcher.transport import Channel, Completed, Pool, Transport
 
 SENTINEL = b"--ringctl-hostd--\n"
 ANSWER_S = 60.0  # by then a host has answered, or something is wrong with it
 LARGEST_ANSWER = 64 << 20
+LARGEST_NOISE = 1 << 20  # of a login shell, before the first answer
+STRANGE = "it answered something else than it was asked"
 SHELL = "look at what its shell reads first there, such as ~/.bashrc"
 
 
 def agents_for(hosts: Iterable[Host], pool: Pool) -> dict[str, Agent]:
     """An agent for each host, by its name, on the pool's connections."""
-    return {host.name: Agent(host, pool.transport(host)) for host in hosts}
+    return {host.name: Agent(host, pool.transport(host), pool.hidden) for host in hosts}
 
 
 class Agent:
     """One host, as the commands see it."""
 
-    def __init__(self, host: Host, transport: Transport) -> None:
+    def __init__(self, host: Host, transport: Transport, hidden: tuple[str, ...] = ()) -> None:
         self.host = host
         self.transport = transport
+        self.hidden = hidden  # values that nothing it says may show
 
     def converse(self, source: str, calls: str, requests: list[dict[str, Any]]) -> Conversation:
         """Begin one with our host-side files; `calls` names those that answer one after the other, in one
@@ -44,11 +50,17 @@ class Agent:
 
     def runs(self, run: str | None = None) -> dict[str, Any]:
         """{"runs": [state, ...], "time": the host's clock}."""
-        return self.ask("hostd.py", ["runs"], {"run": run})
+        answer = self.ask("hostd.py", ["runs"], {"run": run})
+        with understood(self.host.name):
+            return {**answer, "runs": states_of(self.host.name, answer["runs"])}
 
-    def stop(self, run: str, grace: float, reason: str = "stopped") -> dict[str, Any]:
-        request = {"run": run, "grace": grace, "reason": reason}
-        return self.ask("hostd.py", ["stop"], request, timeout=ANSWER_S + grace)
+    def stop(self, run: str, grace: float, reason: str = "stopped", attempt: int = 1) -> dict[str, Any]:
+        """This attempt and those before it, or the newest that the host knows of."""
+        request = {"run": run, "grace": grace, "reason": reason, "attempt": attempt}
+        answer = self.ask("hostd.py", ["stop"], request, timeout=ANSWER_S + grace)
+        with understood(self.host.name):
+            check_stopped(answer)
+        return answer
 
     def follow(self, request: dict[str, Any]) -> Channel:
         """The run's events as hostd's `follow` sends them, sentinel first."""
@@ -73,13 +85,13 @@ class Agent:
         """An answer for each request; our files are put there first if they are missing."""
         stdin = b"".join(map(line, requests)) + body
         began = time.monotonic()
-        done = self.transport.run(argv, stdin, timeout)
+        done = self.transport.run(argv, stdin, timeout, LARGEST_ANSWER)
         if os.environ.get("RINGCTL_VERBOSE"):
             took = (time.monotonic() - began) * 1000
             print(f"{self.host.name}: {' '.join(argv[-2:])[-40:]}: {took:.0f} ms", file=sys.stderr)
         if kit.MISSING in done.out and SENTINEL not in done.out:
             self.transport.install()
-            done = self.transport.run(argv, stdin, timeout)
+            done = self.transport.run(argv, stdin, timeout, LARGEST_ANSWER)
         texts = done.out.split(SENTINEL)[1:]
         answers = [decoded(self.host.name, text) for text in texts]
         if len(answers) != len(requests):
@@ -121,13 +133,14 @@ class Conversation:
                 self.noise, self._begun = (self.noise if self._begun else before), True
                 self._rest = rest
                 return decoded(self.host.name, text)
-            data = self._channel.read(max(0.0, deadline - time.monotonic()))
+            left = deadline - time.monotonic()
+            data = self._channel.read(left) if left > 0 else None  # who never stops talking has no more time
             if data is None:
                 raise self._silence(seconds)
             if not data:
                 self._ended_early()
             self._rest += data
-            if len(self._rest) > LARGEST_ANSWER:
+            if len(self._rest) > (LARGEST_ANSWER if self._begun or found else LARGEST_NOISE):
                 raise HostError(self.host.name, "an answer without an end", fix="" if self._begun else SHELL)
 
     def _silence(self, seconds: float) -> HostError:
@@ -156,7 +169,7 @@ class Conversation:
 
 
 def line(request: dict[str, Any]) -> bytes:
-    return json.dumps(request).encode() + b"\n"
+    return json.dumps(revealed(request)).encode() + b"\n"
 
 
 def decoded(host: str, text: bytes) -> dict[str, Any]:
@@ -168,8 +181,34 @@ def decoded(host: str, text: bytes) -> dict[str, Any]:
     if not isinstance(answer, dict):
         raise HostError(host, f"an answer that is not an object: {text[:80]!r}")
     if answer.get("kind") == "error":
-        raise RingctlError(f"{host}: {answer['error']}")
+        raise RingctlError(f"{host}: {words_of(answer.get('error'))}")
     return answer
+
+
+def states_of(host: str, told: Any) -> list[dict[str, Any]]:
+    """The states in an answer. One that cannot be read may be a newer ringctl's: the others still count."""
+    states = []
+    if not isinstance(told, list):
+        raise HostError(host, STRANGE)
+    for state in told:
+        try:
+            states.append(checked_state(state))
+        except (TypeError, KeyError, ValueError, AttributeError):
+            if not isinstance(state, dict):
+                raise HostError(host, STRANGE) from None
+            run = words_of(str(state.get("run")))[:80]
+            words = f"what it tells of run {run} cannot be read here, and is left out"
+            print(f"{host}: {words}; another version of ringctl may have started it", file=sys.stderr)
+    return states
+
+
+@contextlib.contextmanager
+def understood(host: str) -> Iterator[None]:
+    """Whatever a host answers that is not what was asked for is a HostError, of that host alone."""
+    try:
+        yield
+    except (TypeError, KeyError, ValueError, AttributeError, IndexError, OverflowError, RecursionError):
+        raise HostError(host, STRANGE) from None
 
 
 def newer_python(host: Host) -> str:
@@ -191,7 +230,7 @@ def not_run(host: Host, source: str, done: Completed) -> HostError:
     newer = newer_python(host)
     _, old, version = done.out.partition(kit.OLD)
     if old:
-        number = version.split(b"\n")[0].decode(errors="replace")[:10]
+        number = words_of(version.split(b"\n")[0].decode(errors="replace")[:10])
         return HostError(host.name, f"{host.python} there is Python {number}", fix=newer, kind="python_old")
     words = f"ringctl's {source} did not run there with {host.python}; it said: {done.last_words}"
     return HostError(host.name, words, fix=newer, kind="python_old")

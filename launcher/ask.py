@@ -17,7 +17,8 @@ from launcher import hostlist
 from launcher import inventory as inventories
 from launcher.errors import InputError
 from launcher.model import EnvSpec, Host, Inventory
-from launcher.plan import LaunchOptions, is_trainer, place
+from launcher.plan import EXPOSED_FIX, LaunchOptions, exposed, is_public, is_trainer, place
+from launcher.redact import Hidden, read_env_file
 
 if TYPE_CHECKING:
     from launcher.push import Snapshot
@@ -75,7 +76,8 @@ def chosen_hosts(inventory: Inventory, include: str | None, exclude: str | None)
     for name in sorted((wanted | unwanted) - names):
         has = ", ".join(sorted(names))
         raise InputError(f"{name!r} is not a host of {inventory.source or 'the list'}, which has {has}")
-    hosts = tuple(host for host in inventory.hosts if host.name in wanted - unwanted)
+    left = wanted - unwanted
+    hosts = tuple(host for host in inventory.hosts if host.name in left)
     if not hosts:
         raise InputError("--include and --exclude leave no host")
     kept = inventory.master if inventory.master in {host.name for host in hosts} else hosts[0].name
@@ -97,6 +99,25 @@ def inventory(where: Where, local: bool, world: int | None) -> Inventory:
 
 
 @dataclass(frozen=True)
+class Restarts:
+    """What is to happen after a failure."""
+
+    most: int = 0
+    delay: float = 2.0
+    min_world: int | None = None
+
+    def check(self, world: int) -> None:
+        if self.delay != self.delay:
+            raise InputError("--restart-delay nan: write a number of seconds")
+        if self.min_world is None:
+            return
+        if self.min_world > world:
+            raise InputError(f"--min-world {self.min_world} is more than the {world} ranks of the run")
+        if not self.most:
+            raise InputError("--min-world says how a run is started again; add --max-restarts K")
+
+
+@dataclass(frozen=True)
 class Asked:
     """A run as the user wants it."""
 
@@ -115,6 +136,9 @@ def run(
     master_port: int | None = None,
     prefork: bool = True,
     variables: Mapping[str, str] | None = None,
+    env_file: str | None = None,
+    i_know: bool = False,
+    restarts: Restarts | None = None,
     pushes: bool = True,
 ) -> Asked:
     """What `launch` and `preflight` are told, checked as far as this machine can. Code that is not going to
@@ -122,10 +146,15 @@ def run(
     from launcher.history import new_run_id
 
     hosts = inventory(where, local, world)
-    place(hosts, world)
+    placed = place(hosts, world)
+    restarts = restarts or Restarts()
+    restarts.check(placed[-1][1].stop)
+    if not i_know:
+        refuse_public(host for host, _ in placed)
+    secrets = with_secrets(env_file, variables or {})
     away = not all(host.local for host in hosts.hosts)
     check_command(command, away=away)
-    snapshot = code_of(command) if away and pushes else None
+    snapshot = code_of(command, env_file or "") if away and pushes else None
     options = LaunchOptions(
         run=new_run_id(),
         name=run_name(name),
@@ -134,18 +163,48 @@ def run(
         world=world,
         master_port=master_port,
         prefork=prefork,
+        max_restarts=restarts.most,
+        restart_delay=restarts.delay,
+        min_world=restarts.min_world,
         workdir=folder(),
         code=snapshot.digest if snapshot else "",
         code_files=frozenset(entry.path for entry in snapshot.entries) if snapshot else frozenset(),
         variables=variables or {},
+        secrets=secrets,
+        env_file=os.path.abspath(env_file) if env_file is not None else "",
+        i_know=i_know,
     )
     return Asked(hosts, options, snapshot)
 
 
-def code_of(command: tuple[str, ...]) -> Snapshot:
+def refuse_public(hosts: Iterable[Host]) -> None:
+    """As far as that can be seen before any host is asked."""
+    for host in hosts:
+        if is_public(host.data_address):
+            raise InputError(exposed(host.name, host.data_address), fix=EXPOSED_FIX)
+
+
+def with_secrets(env_file: str | None, variables: Mapping[str, str]) -> dict[str, Hidden]:
+    """What the file holds; none of it may be given by --env too."""
+    found = read_env_file(env_file) if env_file is not None else {}
+    for name in found.keys() & variables.keys():
+        raise InputError(f"{name} is given by --env and in {env_file}; leave one")
+    return found
+
+
+def again(options: LaunchOptions) -> LaunchOptions:
+    """For another attempt, with the secrets, which nobody has remembered."""
+    secrets = with_secrets(options.env_file or None, options.variables)
+    lacking = sorted(options.secrets.keys() - secrets.keys())
+    if lacking:
+        raise InputError(f"--env-file {options.env_file}: {', '.join(lacking)} is gone; the run had it")
+    return replace(options, secrets=secrets)
+
+
+def code_of(command: tuple[str, ...], env_file: str = "") -> Snapshot:
     from launcher import push  # which most commands do without
 
-    return push.of_command(command, TRAINER)
+    return push.of_command(command, TRAINER, env_file)
 
 
 def with_local_env(host: Host) -> Host:

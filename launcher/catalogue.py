@@ -73,6 +73,8 @@ THEMES: tuple[tuple[str, tuple[Row, ...]], ...] = (
                     r"remote=\[192\.168\.122\.",
                     r"connect \[192\.168\.122\.",
                     r"remote=\[100\.(?:6[4-9]|[7-9]\d|1[01]\d|12[0-7])\.",
+                    r"connect to (?:any network address of )?\(172\.17\.",
+                    r"connect to (?:any network address of )?\(192\.168\.122\.",
                 ),
                 "an address that only means something on one host (a Docker or libvirt bridge, a VPN) was "
                 "taken for "
@@ -135,18 +137,18 @@ THEMES: tuple[tuple[str, tuple[Row, ...]], ...] = (
             Row(
                 "no_route",
                 "there is no way to that address",
-                (r"Network is unreachable", r"errno: 101\b"),
-                "the host has no route to the address it was given: the address is wrong, or an interface "
-                "is down",
+                (r"Network is unreachable", r"errno: 101\b", r"No route to host", r"errno: 113\b"),
+                "the host has no way to the address it was given: the address is wrong, an interface or the "
+                "other host is down, or a firewall refuses",
                 "correct `address` or `data_address` in the inventory; `ringctl preflight` shows what each "
-                "host "
-                "reaches",
+                "host reaches, and why not",
                 seen_by="dials every pair of hosts",
+                kind="symptom",
             ),
             Row(
                 "host_gone",
                 "a host cannot be heard any more",
-                (r"cannot be heard any more",),
+                (r"cannot be heard any more", r"was not heard of for \d+ s"),
                 "the host is off, or was cut off from the network, while its ranks ran",
                 "is the host on, and its network up? Once it can be reached: `ringctl stop`",
                 seen_by="the first connection",
@@ -155,28 +157,34 @@ THEMES: tuple[tuple[str, tuple[Row, ...]], ...] = (
             Row(
                 "mtu",
                 "small messages pass and large ones never arrive",
-                (r"Message too long",),
-                "the hosts do not agree on the largest packet (MTU), and what is too large is lost without "
-                "a word",
-                "give all hosts the same MTU: `ip link set dev <interface> mtu 1500`",
+                (r"nothing came of the first large exchange",),
+                "packets between the hosts are lost: those that are larger than a link on the way takes "
+                "(MTU) if small ones pass, else all, as behind a firewall that was raised after they had met",
+                "`ringctl preflight` says which; for large ones, give all hosts the same MTU: "
+                "`ip link set dev <interface> mtu 1500`",
                 seen_by="compares MTUs, and sends every pair more than a jumbo frame holds",
+                kind="symptom",
                 between_hosts=True,
             ),
             Row(
                 "ipv6",
                 "IPv4 and IPv6 are mixed",
                 (r"ss_family",),
-                "the ranks found each other by addresses of different families",
-                "write numeric IPv4 addresses in the inventory",
+                "one rank told the others an IPv4 address, and another an IPv6 address",
+                "write numeric IPv4 addresses in the inventory, or by hand `export GLOO_SOCKET_IFNAME=<the "
+                "interface towards the other hosts>` on each host",
                 seen_by="families of every name",
                 auto="gives ranks numeric IPv4 addresses; `errno: 97` in a log is harmless",
             ),
             Row(
                 "stale_env",
                 "a variable is left from torchrun",
-                (r"(Error|Exception|Traceback).*TORCHELASTIC_USE_AGENT_STORE",),
-                "a variable of an earlier torchrun makes the ranks look for a store that is not there",
-                "`unset TORCHELASTIC_USE_AGENT_STORE` before starting by hand",
+                (r"could not reach its own store",),
+                "rank 0 looked for a store that it has to open itself: TORCHELASTIC_USE_AGENT_STORE, left "
+                "from a torchrun, says that somebody else has, or MASTER_ADDR is not an address of its host",
+                "`unset TORCHELASTIC_USE_AGENT_STORE` before starting by hand; MASTER_ADDR is rank 0's own "
+                "address",
+                seen_by="looks for it in the environment that a login has",
                 auto="removes TORCHELASTIC_*, GROUP_*, ROLE_* and PET_* from the ranks' environment",
             ),
         ),
@@ -242,8 +250,9 @@ THEMES: tuple[tuple[str, tuple[Row, ...]], ...] = (
                 "torchvision does not fit torch",
                 (r"operator torchvision::nms does not exist",),
                 "torchvision was built for another torch, such as a CUDA wheel beside a CPU torch",
-                "install both from the same place: `pip install --force-reinstall torch torchvision "
-                "--index-url https://download.pytorch.org/whl/cpu`",
+                "reinstall both together, from the same place: `pip install --force-reinstall torch "
+                "torchvision`, with the index that torch came from; `ringctl env create` makes a pair that "
+                "fits",
                 seen_by="compares both packages in the environment; `--deep` imports them",
             ),
             Row(
@@ -251,7 +260,6 @@ THEMES: tuple[tuple[str, tuple[Row, ...]], ...] = (
                 "hosts have different versions",
                 (
                     r"use_libuv was requested",
-                    r"Error.*failed to validate (hello|the) (message|connection)",
                     r"unsupported pickle protocol",
                 ),
                 "torch or Python differ between the hosts",
@@ -480,9 +488,10 @@ THEMES: tuple[tuple[str, tuple[Row, ...]], ...] = (
             Row(
                 "loss_nan",
                 "the loss is not a number any more",
-                (r"the loss became (?:nan|inf|-inf)",),
+                (r"the loss became (?:nan|inf|-inf)", r"has an infinity or a NaN"),
                 "the training diverged",
-                "try a smaller learning rate: `ringctl launch -- --lr 0.001`",
+                "try a smaller learning rate: `ringctl launch -- --lr 0.001`; `--on-nonfinite skip` leaves "
+                "out such steps",
             ),
             Row(
                 "crash",
@@ -569,14 +578,15 @@ THEMES: tuple[tuple[str, tuple[Row, ...]], ...] = (
                 "ssh_limits",
                 "SSH connections are refused now and then",
                 (
-                    r"exchange_identification: .*closed",
+                    r"exchange_identification: .*(?:closed|reset)",
+                    r"channel \d+: open failed",
                     r"administratively prohibited",
                     r"[Ss]ession open refused",
                 ),
                 "sshd limits how many log in at once (MaxStartups) or how many sessions a connection may "
-                "have "
-                "(MaxSessions)",
-                "raise MaxStartups and MaxSessions in sshd_config of {host} or of the jump host",
+                "have (MaxSessions), or does not let a jump host's users go on (AllowTcpForwarding)",
+                "raise MaxStartups and MaxSessions in sshd_config of {host} or of the jump host, and allow "
+                "forwarding there",
                 auto="one connection a host, a bounded number at once, tried again with jitter",
             ),
             Row(
@@ -609,8 +619,6 @@ THEMES: tuple[tuple[str, tuple[Row, ...]], ...] = (
                 (
                     r"connectFullMesh failed .*(?:Connect timeout|Connection timed out)",
                     r"timed out connecting: SO_ERROR: Connection timed out",
-                    r"No route to host",
-                    r"errno: 113\b",
                     r"errno: 110\b",
                 ),
                 "packets between the hosts are dropped: gloo listens on random ports, and a firewall lets "
@@ -627,9 +635,15 @@ THEMES: tuple[tuple[str, tuple[Row, ...]], ...] = (
             Row(
                 "refused",
                 "another rank does not listen where it said",
-                (r"connectFullMesh failed .*Connection refused", r"SO_ERROR: Connection refused"),
-                "the other rank had ended already, or told an address that means another machine here",
-                "look at the other ranks' output; `ringctl preflight` checks the addresses",
+                (
+                    r"connectFullMesh failed .*Connection refused",
+                    r"SO_ERROR: Connection refused",
+                    r"connectFullMesh failed .*Connect timeout",
+                ),
+                "the other rank had ended already, it told an address that means another machine here, or a "
+                "firewall there refuses",
+                "look at the other ranks' output; `ringctl preflight` checks the addresses and dials "
+                "every pair",
                 seen_by="every host dials every other",
                 kind="symptom",
             ),
@@ -639,7 +653,7 @@ THEMES: tuple[tuple[str, tuple[Row, ...]], ...] = (
                 (
                     r"client socket has timed out after .* while trying to connect to \((.+), (\d+)\)",
                     r"client socket has failed to connect to any network address of \((.+), (\d+)\)",
-                    r"has timed out, will retry",
+                    r"could not reach rank 0 at",
                 ),
                 "rank 0 does not answer at the master address and port: it is not up, the address is wrong, "
                 "or "

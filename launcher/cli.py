@@ -5,6 +5,7 @@ Heavy modules are imported inside the commands: `ringctl --help` and `ringctl ps
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
@@ -14,12 +15,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher import __version__, cli_bench, cli_env, cli_explain, cli_hosts, cli_init, cli_preflight
+from launcher import (
+    __version__,
+    cli_bench,
+    cli_env,
+    cli_explain,
+    cli_hosts,
+    cli_init,
+    cli_preflight,
+    cli_pull,
+    cli_runs,
+)
 from launcher.cli_shared import (
     agents_of,
     all_runs,
-    complete_run,
     host_options,
+    i_know_option,
     inventory_at,
     json_option,
     named_run,
@@ -29,9 +40,13 @@ from launcher.cli_shared import (
 from launcher.errors import HostError, InputError, RingctlError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from launcher.agent import Agent
     from launcher.ask import Asked
     from launcher.model import Plan
     from launcher.render import RunScreen
+    from launcher.runs import Found
 
 
 def main() -> None:
@@ -91,8 +106,13 @@ def cli(no_input: bool, verbose: bool) -> None:  # noqa: ARG001 - read from the 
     ringctl logs --follow                  one merged log, at any time
     ringctl stop                           end it everywhere
     """
+    from launcher import ownfolder, watching
+
     if verbose:
         os.environ["RINGCTL_VERBOSE"] = "1"
+    ownfolder.check()
+    for words in watching.pick_up(click.get_current_context().invoked_subcommand):
+        click.echo(words, err=True)
 
 
 # --- launch --------------------------------------------------------------------------------------
@@ -107,11 +127,33 @@ def cli(no_input: bool, verbose: bool) -> None:  # noqa: ARG001 - read from the 
 @click.option("--dry-run", is_flag=True, help="Show the plan and do nothing.")
 @click.option("--commands", is_flag=True, help="With --dry-run: as shell commands to start it by hand.")
 @click.option("--env", "-e", "variables", multiple=True, metavar="NAME=VALUE", help="Set for every rank.")
+@click.option("--env-file", metavar="FILE", help="More of those, secret: NAME=VALUE lines, mode 0600.")
+@i_know_option
 @click.option("--master-port", type=click.IntRange(1, 65535), help="A free one by default.")
 @click.option(
     "--skip-preflight", is_flag=True, help="Start unchecked: what preflight would name then fails in the run."
 )
 @click.option("--prefork/--no-prefork", default=True, help="Import torch once a host and fork the ranks.")
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(0),
+    default=0,
+    metavar="K",
+    help="Start again after a failure; 0 by default.",
+)
+@click.option(
+    "--restart-delay",
+    type=click.FloatRange(0, 3600),
+    default=2.0,
+    metavar="S",
+    help="Seconds before that; twice as many each time.",
+)
+@click.option(
+    "--min-world",
+    type=click.IntRange(1),
+    metavar="M",
+    help="Go on with so many ranks if hosts stay unreachable.",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Also show the plan's environment.")
 @json_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -123,9 +165,14 @@ def launch(
     dry_run: bool,
     commands: bool,
     variables: tuple[str, ...],
+    env_file: str | None,
+    i_know: bool,
     master_port: int | None,
     skip_preflight: bool,
     prefork: bool,
+    max_restarts: int,
+    restart_delay: float,
+    min_world: int | None,
     verbose: bool,
     as_json: bool,
     command: tuple[str, ...],
@@ -151,6 +198,9 @@ def launch(
         master_port=master_port,
         prefork=prefork,
         variables=ask.variables(variables),
+        env_file=env_file,
+        i_know=i_know,
+        restarts=ask.Restarts(max_restarts, restart_delay, min_world),
     )
     if dry_run:
         ready = run.prepare(asked.inventory, asked.options, pool())
@@ -164,20 +214,25 @@ def launch_and_watch(
     asked: Asked, *, preflight: bool, detach: bool, as_json: bool, screen: RunScreen | None = None
 ) -> int:
     """Start the run and, unless it is to go on by itself, show it to its end; the exit code."""
-    from launcher import fold, render, run, watch
+    from dataclasses import replace
 
+    from launcher import fold, redact, render, restarts, run, watch, watching
+
+    pool().hidden = redact.to_look_for(asked.options.secrets)
     interrupts = watch.Interrupts()
     screen = screen or render.screen_for(as_json)
     try:
         plan, agents = run.launch(
             asked.inventory, asked.options, pool(), asked.snapshot, screen, interrupts, preflight=preflight
         )
+        restarts_wanted = asked.options.max_restarts > 0
         if detach and not interrupts.count:
-            show_detached(plan, as_json)
+            show_detached(plan, watching.spawn(plan.run) if restarts_wanted else 0, as_json)
             return 0
-        with screen:
-            outcome = watch.watch(fold.initial(plan), agents, screen, interrupts)
-            outcome.note()
+        asked = replace(asked, options=replace(asked.options, run=plan.run))
+        watched = watching.watched(plan.run, here=True) if restarts_wanted else contextlib.nullcontext()
+        with screen, watched as book:
+            outcome = restarts.see_through(asked, plan, agents, screen, interrupts, pool(), book)
     except KeyboardInterrupt:
         click.echo("interrupted; nothing was started", err=True)
         return 130
@@ -188,9 +243,10 @@ def launch_and_watch(
 
 
 def show_plan(plan: Plan, as_json: bool, commands: bool, verbose: bool) -> None:
-    from launcher import model, render, text
+    from launcher import model, redact, render, text
     from launcher.plan import shell_commands
 
+    plan = redact.shown(plan)
     if as_json:
         click.echo(text.json_line(model.to_json(plan)))
     elif commands:
@@ -204,13 +260,16 @@ def show_plan(plan: Plan, as_json: bool, commands: bool, verbose: bool) -> None:
             render.say([f"{k}={v}" for k, v in sorted(plan.hosts[0].ranks[0].env.items())])
 
 
-def show_detached(plan: Plan, as_json: bool) -> None:
+def show_detached(plan: Plan, watcher: int, as_json: bool) -> None:
     from launcher import text
 
     if as_json:
-        click.echo(text.json_line({"run": plan.run, "name": plan.name, "world": plan.world}))
+        about = {"run": plan.run, "name": plan.name, "world": plan.world}
+        click.echo(text.json_line({**about, **({"watcher": watcher} if watcher else {})}))
     else:
         click.echo(f"started {plan.run}; it goes on by itself")
+        if watcher:
+            click.echo(f"process {watcher} on this machine watches it, and starts it again if it fails")
         click.echo(f"  ringctl logs {plan.run} --follow\n  ringctl stop {plan.run}")
 
 
@@ -275,7 +334,18 @@ def logs(
     if download is not None:
         return showlogs.download(found, agents_of(found), Path(download), back=1 if previous else 0)
     look = showlogs.Look(as_json=as_json, prefix=prefix, timestamps=timestamps, tail=tail)
-    return showlogs.show(found, agents_of(found), wanted, look, live=follow, back=1 if previous else 0)
+    if follow and not previous:
+        return showlogs.follow_attempts(lambda: latest(found), wanted, look)
+    return showlogs.show(found, agents_of(found), wanted, look, back=1 if previous else 0)
+
+
+def latest(found: Found) -> tuple[Found, Mapping[str, Agent]]:
+    """The run as it is now, on the hosts that it is on now."""
+    from launcher import runs
+
+    now = next((other for other in runs.remembered() if other.run == found.run), None)
+    found = runs.refreshed(now, pool()) if now is not None and now.attempt != found.attempt else found
+    return found, agents_of(found)
 
 
 # --- ps, status, stop ----------------------------------------------------------------------------
@@ -319,101 +389,24 @@ def ps(everything: bool, as_json: bool, **where: str | None) -> int:
 @json_option
 def status(run: str | None, as_json: bool, **where: str | None) -> int:
     """How the latest run, or RUN, is: each rank's state, step, loss and last sign of life."""
-    from launcher import render, text
+    from launcher import render, text, watching
 
     found, now = named_run(run, where), time.time()
     for words in found.silent:
         click.echo(f"error: {words}", err=True)
     code = HostError.exit_code if found.silent else 0
     if as_json:
-        click.echo(text.json_line(text.status_json(found, now)))
+        about = text.status_json(found, now)
+        click.echo(text.json_line({**about, "watched": watching.sentence(found.run) or None}))
         return code
     about = text.run_json(found)
     state = found.state
     render.say([f"run {found.run}{f' ({found.name})' if found.name else ''}: {about['state']}"])
+    render.say(text.attempt_lines(found, watching.sentence(found.run)))
     if state and text.progress_parts(state):
         render.say(["  ".join(text.progress_parts(state))])
     render.show_table(text.status_rows(found, now))
     return code
-
-
-@cli.command()
-@run_argument
-@host_options
-@click.option("--grace", type=click.FloatRange(0, 3600), default=5.0, help="Seconds between TERM and KILL.")
-@json_option
-def stop(run: str | None, grace: float, as_json: bool, **where: str | None) -> int:
-    """End the latest run, or RUN, on all its hosts. May be repeated."""
-    from launcher import runs, text
-
-    if grace != grace:
-        raise InputError("--grace nan: write a number of seconds")
-    found = named_run(run, where)
-    results = runs.stop(agents_of(found), found.run, grace)
-    errors = [result for result in results.values() if isinstance(result, RingctlError)]
-    answers = {host: answer for host, answer in results.items() if isinstance(answer, dict)}
-    if not errors:
-        runs.refreshed(found, pool())  # writes down how it ended
-    if as_json:
-        failed = {host: str(error) for host, error in results.items() if isinstance(error, RingctlError)}
-        click.echo(text.json_line({"run": found.run, "hosts": answers, "errors": failed}))
-    else:
-        for host, answer in answers.items():
-            click.echo(stopped_line(host, answer))
-        for error in errors:
-            click.echo(f"error: {error}", err=True)
-    if found.elsewhere:
-        from launcher.logs import ranges
-
-        words = f"rank {ranges(found.elsewhere)} of it is on a host that is not named here, and may go on"
-        click.echo(f"error: {words}", err=True)
-        return HostError.exit_code
-    left = any(answer["left"] for answer in answers.values())
-    return HostError.exit_code if errors else 1 if left else 0
-
-
-def stopped_line(host: str, answer: dict[str, Any]) -> str:
-    from launcher.logs import ranges
-
-    if not answer["known"]:
-        return f"{host}: had not started it, and will not"
-    if answer["left"]:
-        return f"{host}: could not end processes {answer['left']}"
-    if not answer["ended"]:
-        return f"{host}: was {answer['was']} already; nothing is left of it"
-    return f"{host}: ended ranks {ranges(answer['ended'])}; nothing is left of them"
-
-
-# --- restart -------------------------------------------------------------------------------------
-
-
-@cli.command()
-@click.argument("run", shell_complete=complete_run)
-@click.option("--detach", "-d", is_flag=True, help="Return once it has started.")
-@json_option
-def restart(run: str, detach: bool, as_json: bool) -> int:
-    """Start RUN again on the same hosts, with the same code and options, as its next attempt.
-
-    If it still runs it is stopped first. `logs --previous` shows the attempt before.
-    """
-    from dataclasses import replace
-
-    from launcher import ask, history, push, runs
-
-    found = named_run(run, {})
-    record = history.read(history.path_of(found.run))
-    if record is None:
-        raise InputError(f"run {found.run} was not started from here, so its options are not known here")
-    if not found.is_over:
-        for host, answer in runs.stop(agents_of(found), found.run, grace=5.0).items():
-            if isinstance(answer, RingctlError):
-                raise HostError(host, f"cannot stop the attempt before: {answer.message}")
-    snapshot = push.of_command(record.options.command, ask.TRAINER) if record.options.code else None
-    if snapshot and snapshot.digest != record.options.code:
-        snapshot = None  # what is here has changed since; the hosts have the run's own
-    options = replace(record.options, attempt=record.plan.attempt + 1)
-    asked = ask.Asked(record.inventory, options, snapshot)
-    return launch_and_watch(asked, preflight=True, detach=detach, as_json=as_json)
 
 
 # --- hosts ---------------------------------------------------------------------------------------
@@ -426,6 +419,11 @@ cli.add_command(cli_hosts.push)
 cli.add_command(cli_env.env)
 cli.add_command(cli_explain.explain)
 cli.add_command(cli_bench.bench)
+cli.add_command(cli_pull.checkpoints)
+cli.add_command(cli_pull.pull)
+cli.add_command(cli_runs.stop)
+cli.add_command(cli_runs.restart)
+cli.add_command(cli_runs.watcher)
 
 
 # --- completion ----------------------------------------------------------------------------------

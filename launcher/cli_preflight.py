@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli_shared import host_options, json_option, pool
+from launcher.cli_shared import host_options, i_know_option, json_option, pool
 from launcher.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 @host_options
 @click.option("--local", is_flag=True, help="This machine alone.")
 @click.option("--master-port", type=click.IntRange(1, 65535), help="As launch would be told.")
+@i_know_option
 @click.option("--only", metavar="CHECKS", help="Only these checks, separated by commas.")
 @click.option("--skip", metavar="CHECKS", help="Not these checks.")
 @click.option("--deep", is_flag=True, help="Also import torch on every host, which takes seconds.")
@@ -30,6 +31,7 @@ def preflight(
     world: int | None,
     local: bool,
     master_port: int | None,
+    i_know: bool,
     only: str | None,
     skip: str | None,
     deep: bool,
@@ -58,7 +60,13 @@ def preflight(
 
     def look() -> Seen:
         asked = ask.run(
-            ask.Where(**where), command, local=local, world=world, master_port=master_port, pushes=pushes
+            ask.Where(**where),
+            command,
+            local=local,
+            world=world,
+            master_port=master_port,
+            i_know=i_know,
+            pushes=pushes,
         )
         agents = agents_for([host for host, _ in place(asked.inventory, world)], pool())
         code = asked.snapshot.about() if asked.snapshot else None

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+i_know_option = click.option(
+    "--i-know", is_flag=True, help="Let ranks talk to each other through a public address."
+)
 
 
 def host_options(command: F) -> F:
@@ -90,4 +93,20 @@ def named_run(reference: str | None, where: dict[str, str | None]) -> Found:
 def agents_of(found: Found) -> dict[str, Agent]:
     from launcher.agent import agents_for
 
+    pool().hidden = secrets_of(found.run)
     return agents_for(found.hosts, pool())
+
+
+def secrets_of(run: str) -> tuple[str, ...]:
+    """Values that its log may not show, as far as the file that they came from can still be read."""
+    from launcher import history, redact
+    from launcher.errors import InputError
+
+    record = history.read(history.path_of(run))
+    if record is None or not record.options.env_file:
+        return ()
+    try:
+        return redact.to_look_for(redact.read_env_file(record.options.env_file))
+    except InputError as error:
+        click.echo(f"warning: secrets are not looked for in what is shown: {error.message}", err=True)
+        return ()

@@ -8,9 +8,10 @@ import os
 import zlib
 from collections.abc import Mapping
 
-from launcher.agent import Agent
+from launcher.agent import Agent, understood
 from launcher.errors import InputError, RingctlError
 from launcher.fanout import fan_out
+from launcher.logs import visible
 from launcher.preflight import hostfacts
 from launcher.push import Packer
 
@@ -52,6 +53,8 @@ def copy(agents: Mapping[str, Agent], folder: str) -> dict[str, str | RingctlErr
     def put(name: str) -> str:
         request = {"folder": folder, "files": about}
         answer = agents[name].ask("hostdata.py", [], request, body, timeout=COPY_S)
-        return f"has the dataset in {answer['folder']} ({len(answer['written'])} files were missing)"
+        with understood(name):
+            folder_there, missing = visible(answer["folder"]), len(answer["written"])
+        return f"has the dataset in {folder_there} ({missing} files were missing)"
 
     return fan_out(agents, put)

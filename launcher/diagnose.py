@@ -28,6 +28,7 @@ OF_TORCH = re.compile(r"^\[[WEF]\d{4} |^terminate called|^\s+what\(\):")  # what
 GOING_ON = ("waiting", "running", "unknown")
 TRAINERS_WORD = re.compile(r"trainer: (?!warning: |still waiting: |no more metrics)")  # why it ends
 SILENT = (*GOING_ON, "stopped")
+MISSED = re.compile(r"(\S+) was not heard of for ")  # the words of hostd, whose lease has run out
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,11 @@ class Verdict:
     said: str = ""  # its own word for it
 
     @property
-    def order(self) -> tuple[int, float]:
-        """Causes before symptoms before consequences, and the earlier first."""
-        return STRENGTH[self.row.kind] if self.row else 0, self.rank.ended or 0.0
+    def order(self) -> tuple[int, bool, float]:
+        """Causes before symptoms before consequences, and the earlier first; but whoever could not come knows
+        more than those who waited."""
+        waited = self.row is not None and self.row.id == "ranks"
+        return STRENGTH[self.row.kind] if self.row else 0, waited, self.rank.ended or 0.0
 
 
 def first_failure(
@@ -105,6 +108,10 @@ def first_failure(
         row = verdicts[0].row
         if row is not None and row.consequence:
             return to_blame(state, verdicts, tails, away or {}) or verdicts[0].cause
+        if row is not None and row.id in ("ranks", "store_timeout"):
+            unreached = not_reached(state, verdicts, tails, away or {})
+            if unreached:
+                return unreached
         said = {verdict.said for verdict in verdicts}
         if len(verdicts) == state.world > 1 and len(said) == 1 and "" not in said:
             return of_all(verdicts)
@@ -131,8 +138,10 @@ def ended_outside(state: RunState, away: Mapping[str, str]) -> Cause | None:
         if ended:
             row = find([ended[0].reason])
             fix = in_words(row.fix, ended[0].host) if row else ""
-            text = f"the run was ended on {ended[0].host}: {ended[0].reason}"
-            return Cause(None, ended[0].host, text, fix, id=row.id if row else "")
+            why = f" ({row.cause})" if row else ""
+            text = f"the run was ended on {ended[0].host}: {ended[0].reason}{why}"
+            missed = MISSED.match(ended[0].reason)
+            return Cause(None, missed[1] if missed else ended[0].host, text, fix, id=row.id if row else "")
     if state.state == "lost":
         host = next((r.host for r in state.ranks.values() if r.state in GOING_ON), "")
         host = next(iter(away), host) if host == "?" else host  # nobody here knows where it is, if not there
@@ -176,6 +185,8 @@ def row_of(rank: RankState, lines: Sequence[str], report: Sequence[str], one_hos
     row = find([*(report or lines), rank.reason], one_host=one_host)
     if row is None and not report:
         row = BY_SIGNAL.get(rank.signal or "")
+    if row is not None and row.id == "store_timeout" and rank.rank == 0:
+        return BY_ID["stale_env"]  # it should not have had to look for itself
     if row is not None and row.kind != "cause" and report:
         before = find([line for line in lines if OF_TORCH.match(line)], one_host=one_host)
         row = before if before is not None and before.kind == "cause" else row
@@ -199,6 +210,12 @@ NETWORK = (
     "no rank hangs, all wait for each other: packets between the hosts are lost, such as behind a firewall "
     "that was raised or a link that broke while they trained"
 )
+NOTHING_LARGE = "no rank hangs, all wait for each other, and nothing came of the first large exchange"
+STORE_LEFT = "the store, where ranks meet and leave word for each other, ended with it"
+STAY = (
+    "let rank 0 stay until all are done: `dist.barrier()` before its end, and keep what `TCPStore` returned"
+)
+OTHER_ADDRESS = "that is not the address and port where rank 0 listens, or packets to it are dropped"
 NOT_MET = "they cannot reach each other: `ringctl preflight` says which, and why"
 
 
@@ -219,6 +236,10 @@ def to_blame(
         if r.state == "succeeded" and (r.ended or 0) <= (first.rank.ended or 0)
     ]
     if left:
+        if left[0].rank == 0 and first.row is BY_ID["store_died"]:
+            return blamed(
+                left[0], first, f"had ended by itself, without an error: {STORE_LEFT}", STAY, "store_died"
+            )
         row = BY_ID["uneven"]
         how = f"had ended by itself, without an error ({row.cause})"
         return blamed(left[0], first, how, row.fix, row.id)
@@ -296,13 +317,70 @@ def network(state: RunState, verdicts: Sequence[Verdict], tails: Tails) -> Cause
     timed_out = [v for v in verdicts if v.row is not None and v.row.id == "hang"]
     if len(hosts) < 2 or not timed_out:
         return None
-    first, row = timed_out[0], BY_ID["firewall"]
+    begun = any("step" in rank.metric for rank in state.ranks.values())
+    first, row = timed_out[0], BY_ID["firewall" if begun else "mtu"]
     where = place_of(first, tails)
     rank = first.rank
     text = f"rank {rank.rank} on {rank.host}{at_step(rank)} got no answer in time" + (
         f" in {where}" if where else ""
     )
-    return replace(first.cause, text=f"{text}: {NETWORK}", fix=in_words(row.fix, rank.host), id=row.id)
+    why = NETWORK if begun else f"{NOTHING_LARGE} ({row.cause})"
+    return replace(first.cause, text=f"{text}: {why}", fix=in_words(row.fix, rank.host), id=row.id)
+
+
+DIALLED = re.compile(
+    r"client socket has (?:timed out after \S+ while trying|failed) to connect to "
+    r"(?:any network address of )?\((.+), (\d+)\)"
+)
+
+
+def dialled(lines: Iterable[str]) -> str:
+    """Where a rank looked for rank 0 in vain; "" if it did not."""
+    found = [f"{match[1]} port {match[2]}" for line in lines for match in [DIALLED.search(line)] if match]
+    return found[-1] if found else ""
+
+
+def not_reached(
+    state: RunState, verdicts: Sequence[Verdict], tails: Tails, away: Mapping[str, str]
+) -> Cause | None:
+    """Ranks that could not reach rank 0, also those that were ended while they still tried."""
+    others = {v.rank.rank for v in verdicts if v.row is None or v.row.id != "store_timeout"}
+    tried = {rank: dialled(tails.of(rank)) for rank in sorted(state.ranks.keys() - others)}
+    tried = {rank: address for rank, address in tried.items() if address}
+    if not tried:
+        return None
+    number, address = next(iter(tried.items()))
+    rank, row = state.ranks[number], BY_ID["store_timeout" if number else "stale_env"]
+    text = (
+        f"rank {number} on {rank.host} could not reach {'rank 0' if number else 'its own store'} at {address}"
+    )
+    if len(tried) > 1 and number:
+        more = list(tried)[1:]
+        text += f", and neither could rank{'s' if len(more) > 1 else ''} {ranges(more)}"
+    text += f"; {whereabouts_of_0(state, verdicts, tails, away)}" if number else f" ({row.cause})"
+    said = without_labels(tails.of(number))
+    trace = next((v.cause.trace for v in verdicts if v.rank is rank), ())
+    fix = in_words(row.fix, rank.host)
+    return Cause(number, rank.host, text, fix, tuple(said[-SHOWN_LINES:]), row.id, trace)
+
+
+def whereabouts_of_0(
+    state: RunState, verdicts: Sequence[Verdict], tails: Tails, away: Mapping[str, str]
+) -> str:
+    """What rank 0 did while another could not reach it."""
+    zero, stack = state.ranks.get(0), tails.stacks.get(0)
+    if zero is None:
+        return BY_ID["store_timeout"].cause
+    who = f"rank 0 on {zero.host}"
+    if zero.host in away:
+        return f"{who} cannot be heard any more ({away[zero.host]})"
+    if any(v.rank is zero for v in verdicts) or (stack and stack.waits):
+        return f"{who} was up and waited for it, so {OTHER_ADDRESS}"
+    if zero.state == "succeeded":
+        return f"{who} had ended by itself"
+    if stack:
+        return f"{who} had not opened its store: it {stack.doing(past=True)}"
+    return f"{who} said nothing: {BY_ID['store_timeout'].cause}"
 
 
 def with_missing(verdict: Verdict, state: RunState, tails: Tails) -> Cause:

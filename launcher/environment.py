@@ -11,17 +11,18 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.agent import SENTINEL, Agent
+from launcher.agent import LARGEST_ANSWER, SENTINEL, Agent, understood
 from launcher.errors import HostError, InputError, PreflightError, RingctlError
 from launcher.fanout import fan_out
 from launcher.logs import visible
 from launcher.model import EnvSpec, from_json, to_json
 from launcher.remote import grouped
 from launcher.text import Row
+from launcher.told import words_of
 
 FILES = ("environment.yaml", "environment.yml")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -136,19 +137,23 @@ def create(
 
 def create_one(agent: Agent, request: dict[str, Any], show: Show, stop: Stop) -> Created:
     host = agent.host.name
-    ready = agent.ask("hostenv.py", ["ready"], request)["ready"]
-    if ready is not None:
-        return Created("up to date", ready["tool"], ready["prefix"])
-    for note in notes_of(agent, request, stop):
-        if note["kind"] in ("step", "output"):
-            show(host, visible(note["text"]))
-        elif note["kind"] == "error":
-            raise RingctlError(f"{host}: {note['error']}")
-        elif note["kind"] == "done":
-            return Created(
-                note["how"], note["record"]["tool"], note["record"]["prefix"], tuple(note["notes"])
-            )
+    with understood(host):
+        ready = agent.ask("hostenv.py", ["ready"], request)["ready"]
+        if ready is not None:
+            return created("up to date", ready, ())
+        for note in notes_of(agent, request, stop):
+            if note["kind"] in ("step", "output"):
+                show(host, visible(note["text"]))
+            elif note["kind"] == "error":
+                raise RingctlError(f"{host}: {words_of(note['error'])}")
+            elif note["kind"] == "done":
+                return created(note["how"], note["record"], note["notes"])
     raise HostError(host, "the creation broke off", fix="repeat it: ringctl env create")
+
+
+def created(how: Any, record: Any, notes: Any) -> Created:
+    words = [words_of(each) for each in (how, record["tool"], record["prefix"])]
+    return Created(words[0], words[1], words[2], tuple(map(words_of, notes)))
 
 
 def notes_of(agent: Agent, request: dict[str, Any], stop: Stop) -> Iterator[dict[str, Any]]:
@@ -165,6 +170,8 @@ def notes_of(agent: Agent, request: dict[str, Any], stop: Stop) -> Iterator[dict
                     raise HostError(agent.host.name, f"nothing was heard of it for {SILENCE_S:.0f} s")
                 continue
             rest, heard = rest + data, time.monotonic()
+            if len(rest) > LARGEST_ANSWER:
+                raise HostError(agent.host.name, "a line without an end")
             if not begun:
                 _, begins, after = rest.partition(SENTINEL)
                 begun, rest = bool(begins), after if begins else rest
@@ -220,7 +227,9 @@ def check(agents: Mapping[str, Agent], packages: Sequence[str]) -> dict[str, Loo
     def look(name: str) -> Look:
         env = agents[name].host.env
         request = {"env": to_json(env) if env else None, "packages": list(packages)}
-        return from_json(Look, agents[name].ask("hostlook.py", [], request, timeout=CHECK_S))
+        with understood(name):
+            found = from_json(Look, agents[name].ask("hostlook.py", [], request, timeout=CHECK_S))
+            return replace(found, packages={package: found.packages[package] for package in packages})
 
     return fan_out(agents, look)
 

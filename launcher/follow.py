@@ -15,16 +15,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher import kit
-from launcher.agent import SENTINEL, Agent
+from launcher.agent import ANSWER_S, LARGEST_ANSWER, LARGEST_NOISE, SENTINEL, Agent
 from launcher.errors import HostError, RingctlError
 from launcher.model import Event
+from launcher.redact import without
+from launcher.told import MOST_RANKS_HERE, check_events, is_moment, words_of
 
 PATIENCE_S = 0.1  # how long to wait for news before giving the screen a turn
 HOLD_S = 0.05  # how long a line of now waits for earlier ones of other hosts
 SILENCE_S = 6.0  # a host that says nothing for so long is away
 FIRST_RETRY_S, LAST_RETRY_S = 0.3, 5.0
+ASLEEP_S = 1.0  # who is away for so much longer than meant has been stopped meanwhile
 QUIT_S = 1.0  # whoever waits longer waits for a host that is away
 CLOCKS_AGREE_S = 0.5  # what a message takes is no difference of clocks
+NOT_SENT_BY_HOSTD = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 GONE = "its supervisor is gone, and has not said how its ranks ended"
 NOTES = (b'{"kind":"cursor"', b'{"kind":"tick"', b'{"kind":"end"', b'{"kind":"error"')
 NOTE = re.compile(rb"^(?:" + b"|".join(re.escape(note) for note in NOTES) + rb").*$", re.M)
@@ -47,8 +51,12 @@ class Piece:
 class Decoder:
     """Bytes of one host's stream -> Pieces; knows the cursor from which to go on after a drop."""
 
-    def __init__(self, run: str, host: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, run: str, host: str, clock: Callable[[], float] = time.time, hidden: Sequence[str] = ()
+    ) -> None:
         self.run, self.host, self.clock = run, host, clock
+        self.hidden = hidden  # values that no event may show
+        self.ranks: set[int | None] = set()  # that it has told of
         self.clock_offset: float | None = None  # how far the host's clock is ahead of ours; None until heard
         self.cursor: list[int] | None = None
         self._rest = b""
@@ -64,6 +72,9 @@ class Decoder:
         return not self._begun and kit.MISSING in self._rest
 
     def feed(self, data: bytes) -> Piece:
+        """Raises one of NOT_SENT_BY_HOSTD for whatever else a host may send."""
+        if len(self._rest) > (LARGEST_ANSWER if self._begun else LARGEST_NOISE):
+            raise ValueError("something without an end")
         data = self._rest + data
         if not self._begun:
             _, found, after = data.partition(SENTINEL)
@@ -90,27 +101,45 @@ class Decoder:
             return
         attempt, run, host, offset = self.cursor[0], self.run, self.host, self.clock_offset or 0.0
         self.cursor[2] += len(lines)
-        piece.events += [
+        events = [
             Event(
                 data.pop("kind"), data.pop("time") - offset, run, attempt, host, data.pop("rank", None), data
             )
             for data in json.loads(b"[" + lines[:-1].replace(b"\n", b",") + b"]")
         ]
+        self.ranks |= check_events(events)
+        if len(self.ranks) > MOST_RANKS_HERE + 1:
+            raise ValueError("more ranks than a host has")
+        piece.events += [self._shown(event) for event in events] if self.hidden else events
         piece.watermark = piece.events[-1].time
 
+    def _shown(self, event: Event) -> Event:
+        """Without what is secret. How a rank ended is told by words that mean something here, and stay."""
+        kept = {key: event.data[key] for key in ("stream", "end", "state", "signal") if key in event.data}
+        return event._replace(data={**without(self.hidden, event.data), **kept})
+
     def _note(self, note: Mapping[str, Any], piece: Piece) -> None:
+        if not is_moment(note["time"]):
+            raise ValueError("a time that is none")
         if self.clock_offset is None:
             apart = note["time"] - self.clock()
             self.clock_offset = apart if abs(apart) > CLOCKS_AGREE_S else 0.0
         if note["kind"] == "cursor":
-            self.cursor = [note["attempt"], note["segment"], note["offset"]]
+            self.cursor = [whole(note[key]) for key in ("attempt", "segment", "offset")]
         elif note["kind"] == "error":
-            piece.error, piece.over = note["error"], True
+            piece.error, piece.over = words_of(note["error"]) or "it refuses", True
         else:
             piece.caught_up = True
             if note["kind"] == "end":
-                piece.over, piece.state = True, str(note.get("state", ""))
+                piece.over, piece.state = True, words_of(note.get("state", ""))
         piece.watermark = note["time"] - self.clock_offset
+
+
+def whole(value: object) -> int:
+    """A number of a cursor."""
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError("a cursor that is none")
+    return value
 
 
 class Merger:
@@ -171,7 +200,8 @@ def follow(agents: Mapping[str, Agent], run: str, *, live: bool, back: int = 0) 
     pieces: queue.Queue[Piece] = queue.Queue(maxsize=4 * len(agents))
     quit_ = threading.Event()
     request = {"run": run, "follow": live, "back": back}
-    readers = [Reader(agent, request, Decoder(run, name), pieces, quit_) for name, agent in agents.items()]
+    decoders = {name: Decoder(run, name, hidden=agent.hidden) for name, agent in agents.items()}
+    readers = [Reader(agent, request, decoders[name], pieces, quit_) for name, agent in agents.items()]
     for reader in readers:
         if reader.agent.host.local:
             reader.decoder.clock_offset = 0.0
@@ -262,8 +292,8 @@ class Reader(threading.Thread):
             except RingctlError as error:
                 self.pieces.put(Piece(self.decoder.host, over=True, error=error.message))
                 return
-            except (ValueError, TypeError, KeyError, AttributeError) as error:  # whatever the host has sent
-                what = f"its events cannot be read: {type(error).__name__}: {error}"
+            except NOT_SENT_BY_HOSTD as error:
+                what = f"its events cannot be read: {type(error).__name__}: {words_of(str(error))}"
                 self.pieces.put(Piece(self.decoder.host, over=True, error=what))
                 return
             self.is_away = True
@@ -284,20 +314,29 @@ class Reader(threading.Thread):
     def read_connection(self) -> bool:
         """False if the host lacks our files; it may have those of another version."""
         channel = self.agent.follow({**self.request, "cursor": self.decoder.cursor})
-        last = time.monotonic()
+        heard = understood = time.monotonic()  # when something came, and something whole
         try:
             while not self.quit.is_set():
+                asked = time.monotonic()
                 data = channel.read(PATIENCE_S)
+                now = time.monotonic()
+                if now > asked + PATIENCE_S + ASLEEP_S:
+                    heard = understood = now  # it was us who were stopped (Ctrl-Z)
                 if data == b"" and self.decoder.lacks_kit:
                     return False
-                if data == b"" or (data is None and time.monotonic() > last + SILENCE_S):
+                if data == b"" or (data is None and now > heard + SILENCE_S):
                     raise HostError(self.decoder.host, "the connection was lost")
+                if now > understood + ANSWER_S:
+                    raise HostError(self.decoder.host, f"nothing whole has come for {ANSWER_S:.0f} s")
                 if data:
-                    last = time.monotonic()
                     piece = self.decoder.feed(data)
+                    if piece.caught_up and not (piece.over or self.request["follow"]):
+                        raise ValueError("it waits for more, and was not asked to")
                     if self.is_away:
                         piece.away, self.is_away = "", False
-                    self.pieces.put(piece)
+                    self.pieces.put(piece)  # which takes as long as whoever shows it does
+                    heard = time.monotonic()
+                    understood = heard if piece.watermark else understood
                     if piece.over:
                         break
             return True

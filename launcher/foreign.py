@@ -85,6 +85,11 @@ class Speaker:
     said_then: int = 0  # when the last of `known` came
 
     @property
+    def as_rank(self) -> RankState:
+        """Without a label it is nobody, and not rank 0."""
+        return RankState(-1 if self.rank is None else self.rank, self.host)
+
+    @property
     def went_on(self) -> bool:
         """Whether so much followed what looked like a failure that it was none."""
         return self.said - self.said_then > AFTERWARDS
@@ -219,7 +224,9 @@ class Reader:
             return from_our_words(self.told)
         if self.succeeded:
             return None
-        found = [finding for speaker in self.speakers.values() for finding in findings(speaker)]
+        ranks = [speaker for speaker in self.speakers.values() if speaker.rank is not None]
+        one_host = len(ranks) > 1 and len({speaker.host or speaker.rank for speaker in ranks}) == 1
+        found = [finding for speaker in self.speakers.values() for finding in findings(speaker, one_host)]
         if self.root is not None:
             found += of_root(self.root)
         if not found:
@@ -252,7 +259,7 @@ def labelled(text: str) -> tuple[int | None, str, str]:
     return rank, host, without_margin(text)
 
 
-def findings(speaker: Speaker) -> Iterator[Finding]:
+def findings(speaker: Speaker, one_host: bool) -> Iterator[Finding]:
     """What may have ended this rank: its reports, else lines that the catalogue knows."""
     who = (
         ""
@@ -264,13 +271,13 @@ def findings(speaker: Speaker) -> Iterator[Finding]:
         said = last_error(report)
         if any(name in said.partition(":")[0] for name in WRAPPER):
             continue
-        row = row_of(RankState(speaker.rank or 0, speaker.host), [*before, *report], report, one_host=False)
+        row = row_of(speaker.as_rank, [*before, *report], report, one_host)
         trace = tuple(telling(frames_of(report)))
         cause = found_cause(speaker, who or f"line {number}", said, row)
         yield Finding(row, number, replace(cause, trace=trace, lines=tuple(report[-SHOWN_LINES:])))
     if not speaker.reports and not speaker.went_on:
         for number, text in speaker.known:
-            row = find([text])
+            row = find([text], one_host=one_host)
             cause = found_cause(speaker, who or f"line {number}", text.strip()[:300], row)
             yield Finding(row, number, replace(cause, lines=tuple(speaker.tail)[-SHOWN_LINES:]))
 

@@ -9,11 +9,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from launcher.errors import RingctlError
 from launcher.model import Host, Inventory, Plan, RunState, from_json, to_json
 from launcher.plan import LaunchOptions
+from launcher.wholefile import replace_whole
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Record:
     options: LaunchOptions
     end: RunState | None = None  # how it ended, as far as somebody here has seen it
     cause: Mapping[str, Any] | None = None  # and what failed first, a diagnose.Cause, if that was looked for
+    former: tuple[Host, ...] = ()  # hosts that only earlier attempts were on
 
 
 def new_run_id() -> str:
@@ -43,7 +47,10 @@ def remember(plan: Plan, inventory: Inventory, options: LaunchOptions) -> None:
     """Written before anything is started, so that even a killed launch can be found and stopped."""
     names = {host.host for host in plan.hosts}
     hosts = tuple(host for host in inventory.hosts if host.name in names)
-    write(Record(plan, hosts, time.time(), inventory, options))
+    before = read(path_of(plan.run))
+    earlier = (*before.hosts, *before.former) if before else ()
+    former = tuple(host for host in earlier if host.name not in names)
+    write(Record(plan, hosts, time.time(), inventory, options, former=former))
 
 
 def close(end: RunState, cause: Mapping[str, Any] | None = None) -> None:
@@ -63,17 +70,25 @@ def path_of(run: str) -> Path:
 
 
 def write(record: Record) -> None:
-    path = path_of(record.plan.run)
-    temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
+    write_as(record, path_of(record.plan.run))
+
+
+def write_as(record: Any, path: Path) -> None:
+    """A record as JSON, in place of what was there, at once and for good."""
+    make_folder(path.parent)
     try:
-        for folder in (home(), path.parent):  # `mode` is that of the last folder only
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(to_json(record)))
-        temporary.replace(path)
+        replace_whole(path, json.dumps(to_json(record)).encode())
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise RingctlError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def make_folder(path: Path) -> None:
+    """One below ringctl's own, for us alone."""
+    try:
+        for folder in (home(), path):  # `mode` is that of the last folder only
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise RingctlError(f"{path}: cannot be made: {error.strerror}") from None
 
 
 def recall() -> list[Record]:
@@ -83,7 +98,12 @@ def recall() -> list[Record]:
 
 
 def read(path: Path) -> Record | None:
+    return read_as(Record, path)
+
+
+def read_as(kind: type[T], path: Path) -> T | None:
+    """What `write_as` wrote; None if there is nothing that can be read."""
     try:
-        return from_json(Record, json.loads(path.read_text()))
+        return from_json(kind, json.loads(path.read_text()))
     except (OSError, ValueError, TypeError, KeyError):
         return None

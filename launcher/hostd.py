@@ -14,7 +14,8 @@ a line that reads SENTINEL, so that whatever a login shell prints before it does
 Processes of a run, and why nothing is left behind:
 
     warden            sub-reaper; if hostd dies, everything below falls to it, and it kills it all
-    └── hostd         sub-reaper; reads the ranks' output, writes events and state, reaps
+    └── hostd         sub-reaper; reads the ranks' output, writes events and state, reaps; hears of the
+        │             supervisors on the other hosts (hostlease.py)
         ├── rank 0    own session, parent-death signal KILL
         └── rank 1 ...
 """
@@ -33,6 +34,7 @@ TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at
 if TYPE_CHECKING:
     import select
     import socket
+    import types
     from collections.abc import Callable, Iterator
     from types import TracebackType
     from typing import Any
@@ -45,11 +47,16 @@ REQUEST_S = 60  # whoever began to ask and says no more has gone without a word
 TICK_S = 0.2  # metrics are looked at this often
 HEARTBEAT_S = 1.0  # state.json is written at least this often
 SETTLE_S = 1.0  # after the first failure the other ranks may fail by themselves this long
+STOP_SETTLE_S = 3.0  # whoever stopped the run on another host has so long to come here, too
 FAILED_GRACE_S = 3.0  # then TERM, and KILL after this
 WATCHDOG_S = 30.0  # ranks that made no progress for so long, and for ten of their usual steps, are looked at
 USUAL_STEPS = 10
+UNTOLD_TIMES = 6  # ranks that tell no steps may stand still this much longer when another host is silent
 STACK_S = 0.5  # a rank writes its stack within this
 MOST_FRAMES = 40
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+HELD_BYTES = 8 << 20  # events that wait for room on a full disk; ranks that say more meanwhile are ended
+ROOM_BYTES = 1 << 20  # kept free on the disk while ranks run, for how they ended
 KILLED = "its supervisor was killed"
 STOPPED_EARLY = "it was stopped while it was starting"  # the controller knows these words
 PORT_TAKEN = "the master port is taken:"  # the controller knows this beginning, and chooses another
@@ -200,6 +207,8 @@ def runs_here() -> list[str]:
 
 def replace_file(path: str, data: bytes, durable: bool = True) -> None:
     """Put `data` at `path` so that a reader, or a crash, sees the old content or the new, never a part."""
+    if durable:
+        remove_leftovers(path)
     temporary = f"{path}.tmp{os.getpid()}"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
@@ -217,11 +226,36 @@ def replace_file(path: str, data: bytes, durable: bool = True) -> None:
         sync_folder(os.path.dirname(path))
 
 
+def remove_leftovers(path: str) -> None:
+    """What others who were to replace this file have left beside it when they were killed."""
+    folder, name = os.path.split(path)
+    for other in os.listdir(folder):
+        head, _, pid = other.rpartition(".tmp")
+        if head == name and pid.isdigit() and start_time(int(pid)) is None:
+            remove_file(os.path.join(folder, other))
+
+
 def remove_file(path: str) -> None:
     try:
         os.unlink(path)
     except FileNotFoundError:
         pass
+
+
+def keep_room(folder: str) -> None:
+    """Room on the disk for how the run ends, should the disk be full by then."""
+    fd = os.open(room_file(folder), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, ROOM_BYTES)
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise  # a file system that can keep nothing free is not told from one that did
+    finally:
+        os.close(fd)
+
+
+def room_file(folder: str) -> str:
+    return os.path.join(folder, "room")
 
 
 def sync_folder(path: str) -> None:
@@ -259,6 +293,13 @@ def read_state(run: str) -> dict[str, Any] | None:
     return state
 
 
+def sibling(name: str) -> types.ModuleType:
+    """Another one of ringctl's host-side files, which is beside this one."""
+    import importlib
+
+    return importlib.import_module(name)
+
+
 def segment_name(attempt: int, segment: int) -> str:
     return f"events-{attempt}-{segment:06d}.jsonl"
 
@@ -289,23 +330,58 @@ class EventLog:
         self.segment = max(mine) if mine else 0
         self.fd = -1
         self.size = 0
+        self.waiting: list[memoryview] = []  # what there was no room for, in pieces of whole lines
+        self.held = 0  # bytes of it
+        self.torn = False  # the first of them is written in part
+        self.problem: str | None = None  # why it was not written
         self.next_segment()
 
     def next_segment(self) -> None:
+        path = os.path.join(self.folder, segment_name(self.attempt, self.segment + 1))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        fd = os.open(path, flags, 0o600)
         if self.fd >= 0:
             os.close(self.fd)
+        self.fd = fd
         self.segment += 1
-        path = os.path.join(self.folder, segment_name(self.attempt, self.segment))
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        self.fd = os.open(path, flags, 0o600)
         self.size = 0
 
     def write(self, data: bytes) -> None:
-        """Append whole lines."""
-        if self.size >= SEGMENT_BYTES:
-            self.next_segment()
-        write_all(self.fd, data)
-        self.size += len(data)
+        """Append whole lines. On a full disk they wait in memory, and all later ones behind them."""
+        self.waiting.append(memoryview(data))
+        self.held += len(data)
+        self.flush()
+
+    def flush(self) -> bool:
+        """Whether nothing waits any more, having written what there is room for."""
+        while self.waiting:
+            piece = self.waiting[0]
+            try:
+                if self.size >= SEGMENT_BYTES and not self.torn:
+                    self.next_segment()
+                written = os.write(self.fd, piece)
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                self.problem = error.strerror
+                return False
+            self.size += written
+            self.held -= written
+            self.torn = written < len(piece)
+            self.waiting[:1] = [piece[written:]] if self.torn else []
+        return True
+
+    def finish(self) -> bool:
+        """Whether all of it is written, for good."""
+        try:
+            if self.flush():
+                os.fsync(self.fd)
+                return True
+        except OSError as error:  # some file systems look for room only now
+            if error.errno not in NO_ROOM:
+                raise
+            self.problem = error.strerror
+        return False
 
     def event(self, kind: str, /, **data: object) -> None:
         record = dict({"kind": kind, "time": round(time.time(), 6)}, **data)
@@ -748,6 +824,11 @@ class Progress:
         self.made()
         return True
 
+    def stood(self, seconds: float) -> bool:
+        """Whether there was none for so long, and for ten usual steps; longer where no steps are told."""
+        patience = seconds if self.step is not None else UNTOLD_TIMES * seconds
+        return time.monotonic() - self.at > max(patience, USUAL_STEPS * self.usual)
+
     def lacks(self, times: float) -> bool:
         """Whether there was none for `times` as long as one waits for it; never if that is 0 or less."""
         patience = max(self.least, USUAL_STEPS * self.usual)
@@ -822,6 +903,10 @@ class Rank:
                 pass  # the user's share of pipe memory is used up; the usual size does as well
             self.splitters[read] = LineSplitter(self.number, stream)
             self.write_ends.append(write)
+
+    @property
+    def ended(self) -> bool:
+        return self.status is not None
 
     def close_write_ends(self) -> None:
         for fd in self.write_ends:
@@ -1010,12 +1095,15 @@ class Supervisor:
         self.term_at: float | None = None
         self.kill_at: float | None = None
         self.stop_requested = False
+        self.asked = False  # somebody has told us to end
         self.failed: Rank | None = None
         self.next_heartbeat = 0.0
         self.oom_kills = oom_kills()
         self.wants_stacks = False
         self.stacks_at: float | None = None  # when what the ranks wrote is read
         self.looks = 0  # how often the ranks were looked at since they last got on
+        self.lease: Any = None  # hostlease.Lease, where there are other hosts
+        self.lease_fd = -1
 
     # starting
 
@@ -1024,6 +1112,9 @@ class Supervisor:
         environ = activate(self.plan["env"], clean_environ(dict(os.environ)))
         cwd = self.make_folder()
         self.port = hold_port(int(self.plan.get("listens") or 0), str(self.plan["run"]))
+        if self.plan.get("lease"):
+            self.lease = sibling("hostlease").Lease(self.plan["lease"], str(self.plan["host"]))
+            self.lease_fd = self.lease.open()
         for rank in self.ranks:
             os.makedirs(os.path.dirname(rank.metrics.path), mode=0o700, exist_ok=True)
             os.makedirs(rank.env["RINGCTL_CHECKPOINTS"], mode=0o700, exist_ok=True)
@@ -1039,7 +1130,7 @@ class Supervisor:
         for rank in self.ranks:
             rank.close_write_ends()
         self.state = "running"
-        self.save()
+        self.write_state()
 
     def make_folder(self) -> str:
         """Where the ranks run: the run's own copy of its code, or wherever the plan says."""
@@ -1075,7 +1166,8 @@ class Supervisor:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self.poll = select.poll()
         # The zygote's report comes before the pipes, so that a rank is known before its first line.
-        for fd in [wake_read] + [self.report_fd] * (self.report_fd >= 0) + list(self.readers):
+        others = [fd for fd in (self.report_fd, self.lease_fd) if fd >= 0]
+        for fd in [wake_read] + others + list(self.readers):
             self.poll.register(fd, select.POLLIN)
         next_tick = 0.0
         while any(rank.status is None for rank in self.ranks):
@@ -1084,8 +1176,12 @@ class Supervisor:
                     os.read(wake_read, 4096)
                 elif fd == self.report_fd:
                     self.read_report()
-                elif fd in self.readers:
+                elif fd == self.lease_fd:
+                    self.lease.receive(time.monotonic())
+                elif fd in self.readers and self.log.held <= HELD_BYTES:
                     self.read_output(fd)
+                elif fd in self.readers:
+                    time.sleep(TICK_S / 10)  # the ranks wait for room, too
             self.collect()
             now = time.monotonic()
             if now >= next_tick:
@@ -1094,10 +1190,11 @@ class Supervisor:
         self.finish()
 
     def on_terminate(self, *_: object) -> None:
-        request = read_json(os.path.join(self.folder, "stop.json")) or {}
+        request = stop_word(self.folder, int(self.plan["attempt"])) or {}
         now = time.monotonic()
         orphaned = not request and os.getppid() != self.warden["pid"]
         first = not self.ending
+        self.asked = True
         self.ending = self.ending or (KILLED if orphaned else str(request.get("reason") or "stopped"))
         self.stop_requested = self.ending == "stopped"
         self.term_at = now
@@ -1116,6 +1213,10 @@ class Supervisor:
                 if out:
                     self.log.write(out)
         self.watch_progress(clock)
+        self.mind_the_disk(clock)
+        if self.lease is not None:
+            self.lease.beat(clock)
+            self.mind_the_others(clock)
         if self.term_at is not None and clock >= self.term_at:
             self.signal_ranks(signal.SIGTERM)
             self.term_at = None
@@ -1134,6 +1235,33 @@ class Supervisor:
                 rank.reason = rank.reason or self.ending
                 if rank.pid:
                     send(rank.pid, number, group=True)
+
+    def mind_the_others(self, clock: float) -> None:
+        """End the ranks when the run has ended elsewhere, and when another host is silent and the ranks stand
+        still, for want of it. As long as they get on they are left alone."""
+        over, silent = self.lease.over, self.lease.silent(clock)
+        if self.ending:
+            return
+        if over:
+            self.stop_requested = over["state"] == "stopped"
+            self.end_ranks(str(over["reason"]), clock + (STOP_SETTLE_S if self.stop_requested else SETTLE_S))
+        elif silent and all(rank.progress.stood(self.lease.seconds) for rank in self.ranks if not rank.ended):
+            host, seconds = max(silent.items(), key=lambda item: item[1])
+            reason = f"{host} was not heard of for {seconds:.0f} s, and the ranks stood still"
+            self.end_ranks(reason, clock + STACK_S + 2 * TICK_S)
+
+    def mind_the_disk(self, clock: float) -> None:
+        """Try again to write what waits for room. Ranks that say more than can wait are ended."""
+        if self.log.flush() or self.log.held <= HELD_BYTES or self.ending:
+            return
+        self.end_ranks(f"{self.plan['host']}: the log cannot be written: {self.log.problem}", clock)
+        if self.lease is not None:
+            self.lease.bye("failed", self.ending)
+
+    def end_ranks(self, reason: str, term_at: float) -> None:
+        """TERM then, KILL some time later; where they are until then is noted."""
+        self.ending, self.wants_stacks = reason, True
+        self.term_at, self.kill_at = term_at, term_at + FAILED_GRACE_S
 
     # where the ranks are
 
@@ -1271,10 +1399,9 @@ class Supervisor:
         if rank.state == "failed" and self.failed is None:
             self.failed = rank
             if not self.ending:
-                self.ending = f"rank {rank.number} failed"
-                self.wants_stacks = True
-                self.term_at = time.monotonic() + SETTLE_S
-                self.kill_at = self.term_at + FAILED_GRACE_S
+                self.end_ranks(f"rank {rank.number} failed", time.monotonic() + SETTLE_S)
+                if self.lease is not None:
+                    self.lease.bye("failed", self.ending)
         self.save()
 
     def note_oom(self, rank: Rank) -> None:
@@ -1303,7 +1430,15 @@ class Supervisor:
             "stopped" if stopped and self.stop_requested else "failed" if failed or stopped else "succeeded"
         )
         self.log.event("host_finished", rank=None, state=self.state, left=left)
-        self.save()
+        if self.lease is not None:
+            self.lease.bye(self.state, "stopped" if self.state == "stopped" else self.ending)
+        while not self.close() and not self.asked:
+            time.sleep(TICK_S)  # nothing runs any more: there is time to wait for room on the disk
+
+    def close(self) -> bool:
+        """Whether how the run ended is written down, for which room was kept."""
+        remove_file(room_file(self.folder))
+        return self.log.finish() and self.save()
 
     def abandon(self, error: str) -> None:
         """The start failed: leave no process, and say of every rank that it did not start."""
@@ -1315,9 +1450,19 @@ class Supervisor:
             log_exit(self.log, rank.number, self.state, 127, None, reason)
         self.ended = time.time()
         self.log.event("host_finished", rank=None, state=self.state, cause=error, left=[])
-        self.save()
+        self.close()
 
-    def save(self, durable: bool = True) -> None:
+    def save(self, durable: bool = True) -> bool:
+        """Whether there was room for the state; if not, the next heartbeat tries again."""
+        try:
+            self.write_state(durable)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            return False
+        return True
+
+    def write_state(self, durable: bool = True) -> None:
         state = {
             "run": self.plan["run"], "name": self.plan["name"], "attempt": self.plan["attempt"],
             "world": self.plan["world"], "host": self.plan["host"], "state": self.state,
@@ -1347,12 +1492,7 @@ def command_start(request: dict[str, Any]) -> dict[str, Any]:
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:
-        before = read_state(str(request["run"]))
-        if before is None and os.path.exists(os.path.join(folder, "stop.json")):
-            raise Refused(STOPPED_EARLY) from None
-        if request["attempt"] == 1 or (before and before["state"] not in FINAL):
-            raise Refused(f"there is a run {request['run']} on this host already") from None
-        remove_file(os.path.join(folder, "stop.json"))  # that was about the attempt before
+        refuse_again(request)
     replace_file(os.path.join(folder, "plan.json"), json.dumps(request).encode())
     read, write = os.pipe()
     if os.fork() == 0:
@@ -1367,6 +1507,18 @@ def command_start(request: dict[str, Any]) -> dict[str, Any]:
     if "error" in result:
         raise Refused(result["error"])
     return result
+
+
+def refuse_again(request: dict[str, Any]) -> None:
+    """A run that is here already starts again only as a later attempt, when the one before has ended. What
+    somebody has stopped does not start again by itself."""
+    run, attempt = str(request["run"]), int(request["attempt"])
+    before, folder = read_state(run), run_folder(run)
+    word = read_json(os.path.join(folder, "stop.json"))
+    if stop_word(folder, attempt) or (word and request.get("automatic") and word.get("reason") == "stopped"):
+        raise Refused(STOPPED_EARLY) from None
+    if attempt == 1 or (before and (before["state"] not in FINAL or before["attempt"] >= attempt)):
+        raise Refused(f"there is a run {run} on this host already") from None
 
 
 def be(body: Callable[[], int]) -> None:
@@ -1413,20 +1565,37 @@ def be_warden(folder: str, plan: dict[str, Any], answer: int) -> int:
         pid, ended = os.waitpid(-1, 0)
         if pid == child:
             status = ended
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # the child's number is nobody's, or somebody else's
     kill_all(lambda: descendants(os.getpid()), 10.0)
-    close_books(folder, KILLED)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    while not books_closed(folder) and status:
+        time.sleep(HEARTBEAT_S)  # a full disk: as soon as there is room; not if hostd was told not to wait
     return 0
+
+
+def books_closed(folder: str) -> bool:
+    try:
+        close_books(folder, KILLED)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        return False
+    return True
 
 
 def be_hostd(folder: str, plan: dict[str, Any], warden: dict[str, Any], answer: int) -> int:
     """Start the ranks, tell whoever waits at `answer` how that went, and see them to their end."""
-    supervisor = Supervisor(folder, plan, warden)
+    try:
+        supervisor = Supervisor(folder, plan, warden)
+    except OSError as error:
+        write_all(answer, json.dumps({"error": str(error)}).encode())
+        return 0
     try:
         signal.signal(signal.SIGTERM, stopped_early)
-        supervisor.save()
-        if os.path.exists(
-            os.path.join(folder, "stop.json")
-        ):  # whoever comes later finds the state saved above
+        supervisor.write_state()
+        keep_room(folder)
+        if stop_word(folder, int(plan["attempt"])):  # whoever comes later finds the state saved above
             stopped_early()
         supervisor.start()
         reply: dict[str, Any] = {
@@ -1436,7 +1605,7 @@ def be_hostd(folder: str, plan: dict[str, Any], warden: dict[str, Any], answer: 
     except (Refused, OSError) as error:
         supervisor.abandon(str(error))
         write_all(answer, json.dumps({"error": str(error)}).encode())
-        return 1
+        return 0
     write_all(answer, json.dumps(reply).encode())
     os.close(answer)
     supervisor.run()
@@ -1454,10 +1623,12 @@ def close_books(folder: str, reason: str) -> None:
     lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        remove_file(room_file(folder))
+        remove_leftovers(os.path.join(folder, "state.json"))
         state = read_json(os.path.join(folder, "state.json"))
         if state is None or state["state"] in FINAL:
             return
-        asked = read_json(os.path.join(folder, "stop.json"))
+        asked = stop_word(folder, int(state["attempt"]))
         stopped = asked is not None and asked.get("reason", "stopped") == "stopped"
         reason = "stopped" if stopped else reason
         log = EventLog(folder, int(state["attempt"]))
@@ -1467,11 +1638,13 @@ def close_books(folder: str, reason: str) -> None:
                 killed = {"state": "stopped", "exit_code": -9, "signal": "SIGKILL", "reason": reason}
                 rank.update(told.get(rank["rank"]) or killed)
             if rank["rank"] not in told:
-                log_exit(log, rank["rank"], "stopped", -9, "SIGKILL", reason)
-        state.update(
-            state="stopped" if stopped else "failed", ended=time.time(), cause=reason, segment=log.segment
-        )
+                log_exit(log, rank["rank"], *(rank[key] for key in EXIT_KEYS))
+        all_well = all(rank["state"] == "succeeded" for rank in state["ranks"])
+        final = "succeeded" if all_well else "stopped" if stopped else "failed"
+        state.update(state=final, ended=time.time(), cause=reason, segment=log.segment)
         log.event("host_finished", rank=None, state=state["state"], cause=reason, left=[])
+        if not log.finish():
+            raise OSError(errno.ENOSPC, log.problem)
         replace_file(os.path.join(folder, "state.json"), json.dumps(state).encode())
     finally:
         os.close(lock)
@@ -1579,17 +1752,17 @@ def command_runs(request: dict[str, Any]) -> dict[str, Any]:
 def command_stop(request: dict[str, Any]) -> dict[str, Any]:
     """End the run here and wait for it; says what was ended and what could not be."""
     run, grace = str(request["run"]), float(request.get("grace", 5.0))
-    reason = str(request.get("reason") or "stopped")
+    reason, attempt = str(request.get("reason") or "stopped"), int(request.get("attempt") or 1)
     folder = run_folder(run)
-    before = state_or_word(run, grace, reason)
+    before = state_or_word(run, attempt, grace, reason)
     if before is None:
         return {"known": False, "ended": [], "left": kill_all(lambda: carriers(run), 5.0)}
     running = [r["rank"] for r in before["ranks"] if r["state"] in ("waiting", "running")]
+    try:
+        leave_word(folder, max(attempt, int(before["attempt"])), grace, reason)
+    except OSError:
+        pass  # a full disk: it ends all the same, with the supervisor's own grace
     if before["state"] not in FINAL:
-        try:
-            leave_word(folder, grace, reason)
-        except OSError:
-            pass  # a full disk: it ends all the same, with the supervisor's own grace
         terminate(before, grace + 15.0)
     left = kill_all(lambda: carriers(run), 5.0)
     try:
@@ -1600,7 +1773,7 @@ def command_stop(request: dict[str, Any]) -> dict[str, Any]:
     return {"known": True, "was": before["state"], "state": after["state"], "ended": running, "left": left}
 
 
-def state_or_word(run: str, grace: float, reason: str) -> dict[str, Any] | None:
+def state_or_word(run: str, attempt: int, grace: float, reason: str) -> dict[str, Any] | None:
     """The run's state; one that has none yet is told not to start, and has a moment to have one after all."""
     folder = run_folder(run)
     deadline = time.monotonic() + 3.0
@@ -1611,30 +1784,42 @@ def state_or_word(run: str, grace: float, reason: str) -> dict[str, Any] | None:
         fresh = not os.path.isdir(folder)
         os.makedirs(folder, mode=0o700, exist_ok=True)
         if not os.path.exists(os.path.join(folder, "stop.json")):
-            leave_word(folder, grace, reason)
+            leave_word(folder, attempt, grace, reason)
         if fresh or time.monotonic() > deadline:
             return read_state(run)
         time.sleep(0.05)
 
 
-def leave_word(folder: str, grace: float, reason: str) -> None:
-    """Write down for the supervisor how to stop; of several who ask at once the least patient counts."""
+def leave_word(folder: str, attempt: int, grace: float, reason: str) -> None:
+    """Write down for the supervisor, and for all times, that this attempt and those before it are to end. Of
+    several who ask at once the least patient counts, and that somebody wants it so."""
     import fcntl
 
     path = os.path.join(folder, "stop.json")
     lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        grace = min(grace, float((read_json(path) or {}).get("grace", grace)))
-        replace_file(path, json.dumps({"grace": grace, "reason": reason, "time": time.time()}).encode())
+        before = stop_word(folder, attempt)
+        if before:
+            attempt, grace = int(before.get("attempt", attempt)), min(grace, float(before["grace"]))
+            reason = "stopped" if before["reason"] == "stopped" else reason
+        word = {"attempt": attempt, "grace": grace, "reason": reason, "time": time.time()}
+        replace_file(path, json.dumps(word).encode())
     finally:
         os.close(lock)
+
+
+def stop_word(folder: str, attempt: int) -> dict[str, Any] | None:
+    """What whoever ended this attempt, or a later one, has left; None if nobody has."""
+    word = read_json(os.path.join(folder, "stop.json"))
+    return word if word and int(word.get("attempt", attempt)) >= attempt else None
 
 
 def terminate(state: dict[str, Any], seconds: float) -> None:
     """Ask the supervisor to end; if it does not in time, end it, and its warden ends the rest."""
     hostd, warden = state["hostd"], state["warden"]
-    steps = ((hostd, signal.SIGTERM, seconds), (hostd, signal.SIGKILL, 15.0), (warden, signal.SIGKILL, 5.0))
+    asked = hostd if alive(hostd) else warden  # which may wait for room on a full disk
+    steps = ((asked, signal.SIGTERM, seconds), (hostd, signal.SIGKILL, 15.0), (warden, signal.SIGKILL, 5.0))
     for who, number, patience in steps:
         if alive(who):
             send(int(who["pid"]), number)

@@ -41,6 +41,29 @@ def home_folder() -> str:
     return os.environ.get("RINGCTL_HOME") or os.path.expanduser("~/.ringctl")
 
 
+def not_ours(path: str) -> str:
+    """Why ringctl's folder may hold what somebody else wants there; "" if it is ours alone, or not there yet.
+    It may have been told to be in a shared place."""
+    try:
+        link, place = os.lstat(path), os.stat(path)
+    except OSError:
+        return ""
+    if place.st_uid != os.getuid():
+        return f"{path} belongs to {owner(place.st_uid)}"
+    if link.st_uid not in (os.getuid(), 0):
+        return f"{path} is a link that {owner(link.st_uid)} has made"
+    return f"{path} can be written to by others" if place.st_mode & 0o022 else ""
+
+
+def owner(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
 def store(*parts: str) -> str:
     return os.path.join(home_folder(), "code", *parts)
 
@@ -272,6 +295,9 @@ def main() -> int:
     request = json.loads(sys.stdin.buffer.readline() or b"{}")
     sys.stdout.buffer.write(SENTINEL)
     try:
+        problem = not_ours(home_folder())
+        if problem:
+            raise Refused(problem)
         answer = commands[sys.argv[1]](request)
     except Refused as error:
         answer = {"kind": "error", "error": str(error)}

@@ -9,10 +9,12 @@ import os
 PACKAGE = os.path.dirname(os.path.abspath(__file__))
 FILES = (
     "hostd.py",
+    "hostlease.py",
     "hoststore.py",
     "hostenv.py",
     "hostlook.py",
     "hostdata.py",
+    "hostfiles.py",
     "preflight/probe.py",
     "preflight/hostfacts.py",
     "preflight/mesh.py",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
+import stat
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from launcher.logs import visible
 from launcher.preflight import mend
 from launcher.preflight.examine import Seen, data_folder, environment_here
 from launcher.preflight.mend import Action, Means
+from launcher.wholefile import replace_whole
 
 CREATE_S = 3600.0
 SUDO_S = 30.0
@@ -168,26 +168,14 @@ def edit_inventory(action: Action, means: Means) -> Outcome:
             raise RingctlError("somebody has changed it meanwhile")
         new = yamltext.edited(text, action.edits)
         inventory.parse(new, file)
-        shutil.copy2(file, f"{file}.bak")
-        write_beside(file, new)
+        mode = stat.S_IMODE(os.stat(file).st_mode)
+        replace_whole(Path(f"{file}.bak"), Path(file).read_bytes(), mode)
+        replace_whole(Path(file), new.encode(), mode)
     except OSError as error:
         return {means.inventory.source: RingctlError(f"{error.filename}: {error.strerror}")}
     except RingctlError as error:
         return {means.inventory.source: error}
     return {means.inventory.source: "is changed; the old one is beside it, with .bak behind its name"}
-
-
-def write_beside(file: str, text: str) -> None:
-    """A file in place of another, with its rights, at once."""
-    fd, temporary = tempfile.mkstemp(dir=os.path.dirname(file), prefix=".ringctl-")
-    try:
-        with os.fdopen(fd, "wb") as f:
-            f.write(text.encode())
-        shutil.copymode(file, temporary)
-        os.replace(temporary, file)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def create_environment(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from launcher.errors import InputError, PreflightError
 from launcher.model import EnvSpec, Facts, Host, HostPlan, Inventory, Plan, RankSpec
+from launcher.redact import Hidden
 
 
 @dataclass(frozen=True)
@@ -20,12 +22,20 @@ class LaunchOptions:
     trainer: str  # path of the built-in trainer on this machine
     world: int | None = None  # None: every slot
     attempt: int = 1
+    max_restarts: int = 0  # how often it starts again by itself after a failure
+    restart_delay: float = 2.0  # seconds before it does; twice as many each time
+    min_world: int | None = None  # go on with so many ranks if hosts cannot be reached; None: with all or not
+    full_world: int | None = None  # how many it was launched with, if an attempt has another number
+    left_out: frozenset[str] = frozenset()  # hosts of the inventory that it goes on without
     master_port: int | None = None
     prefork: bool = True
     workdir: str = ""  # where local ranks run
     code: str = ""  # digest of what was pushed to the other hosts
     code_files: frozenset[str] = frozenset()
     variables: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)  # such variables whose values are redact.Hidden
+    env_file: str = ""  # where they come from, for a restart: only their names are remembered
+    i_know: bool = False  # gradients may go through a public address
 
 
 def is_trainer(command: tuple[str, ...]) -> bool:
@@ -64,6 +74,10 @@ def make_plan(inventory: Inventory, facts: Mapping[str, Facts], options: LaunchO
     port = options.master_port or inventory.master_port or master.free_port
     for host, _ in placed:
         refuse_without_way(host, facts[host.name])
+        if is_public(facts[host.name].data_address) and not options.i_know:
+            raise PreflightError(exposed(host.name, facts[host.name].data_address), fix=EXPOSED_FIX)
+    if not all(isinstance(value, Hidden) for value in options.secrets.values()):
+        raise InputError(f"the run had secrets from {options.env_file}, which was not read again")
     if not port:
         raise PreflightError(f"{master.host}: no free port outside the ephemeral range for the master")
     shared = {
@@ -96,6 +110,26 @@ def refuse_without_way(host: Host, facts: Facts) -> None:
         )
 
 
+def is_public(address: str) -> bool:
+    """Whether the whole Internet could reach it: it is no loopback, private, link-local or carrier's own."""
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_global
+    except ValueError:
+        return False  # a name: what it means is judged by the address that its host answers with
+
+
+EXPOSED_FIX = (
+    "write a private `data_address` or `ifname`, such as a VPN's; if a firewall keeps others out: --i-know"
+)
+
+
+def exposed(host: str, address: str) -> str:
+    return (
+        f"{host}: its data address {address} is a public one: "
+        "whoever reaches the ports of a run can read and change what the ranks send each other"
+    )
+
+
 def host_plan(
     host: Host, ranks: range, facts: Facts, shared: Mapping[str, str], options: LaunchOptions
 ) -> HostPlan:
@@ -105,6 +139,7 @@ def host_plan(
         "OMP_NUM_THREADS": str(max(1, facts.cores // len(ranks))),
         **host.variables,
         **options.variables,
+        **options.secrets,
         **shared,
         "LOCAL_WORLD_SIZE": str(len(ranks)),
         "GLOO_SOCKET_IFNAME": ifname,
@@ -159,14 +194,25 @@ def rank_argv(env: EnvSpec | None, options: LaunchOptions, trainer: str) -> tupl
 
 def shell_commands(plan: Plan) -> dict[str, list[str]]:
     """For each host, lines to paste into a shell there that start its ranks by hand."""
-    return {host.host: [shell_command(host, rank) for rank in host.ranks] for host in plan.hosts}
+    return {
+        host.host: [*to_export(host), *(shell_command(host, rank) for rank in host.ranks)]
+        for host in plan.hosts
+    }
+
+
+def to_export(host: HostPlan) -> list[str]:
+    """What to do first about values that are not shown."""
+    names = sorted(
+        {name for rank in host.ranks for name, value in rank.env.items() if isinstance(value, Hidden)}
+    )
+    return [f"# export {' '.join(names)} first: what is secret is not shown here"] if names else []
 
 
 def shell_command(host: HostPlan, rank: RankSpec) -> str:
     """One rank, quoted. ringctl's own folders are left out, for a run by hand has none: it is in the host's
     `workdir` or, without one, in the home folder that the code must be."""
     folder, argv = by_hand(host, rank)
-    env = {k: v for k, v in rank.env.items() if not k.startswith("RINGCTL_")}
+    env = {k: v for k, v in rank.env.items() if not (k.startswith("RINGCTL_") or isinstance(v, Hidden))}
     words = ["env", *(f"{name}={value}" for name, value in env.items()), *argv]
     activate = {"venv": ". {}/bin/activate && ", "conda": "conda activate {} && "}
     prefix = (

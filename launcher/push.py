@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from launcher.agent import Agent
-from launcher.errors import InputError, RingctlError
+from launcher.agent import Agent, understood
+from launcher.errors import HostError, InputError, RingctlError
 from launcher.fanout import fan_out
 from launcher.ignore import Ignored, ignore_matcher, ignore_rules
 from launcher.model import to_json
@@ -33,6 +33,7 @@ SAMPLE = 16 << 10  # so much of a file tells whether compressing it is worth the
 PUSH_S = 3600.0
 BATCH = 16 << 20  # so much is sent at once, unless one file is larger
 MOST_IN_VAIN = 3  # another push may collect what this one counted on
+MOST_PACKED = 16  # batches kept for other hosts: one that asks oddly must not fill our memory
 LARGE = 5 << 20  # from here on it takes long enough to say so
 SAY_S = 2.0
 NO_REPOSITORY = "not a git repository (or any"  # git's words for it, as opposed to one that is damaged
@@ -70,18 +71,21 @@ class Snapshot:
 # --- Taking a snapshot ---------------------------------------------------------------------------
 
 
-def take(root: Path) -> Snapshot:
-    """The folder's files: what git tracks or would track, else all but the usual junk; less .ringignore."""
+def take(root: Path, secret: str = "") -> Snapshot:
+    """The folder's files: what git tracks or would track, else all but the usual junk; less .ringignore, and
+    less the file `secret`."""
     ignored = ignore_rules(root)
-    names = sorted({name for name in list_files(root, ignored) if not ignored(name)})
+    hidden = os.path.relpath(os.path.realpath(secret), os.path.realpath(root)) if secret else ""
+    names = sorted({name for name in list_files(root, ignored) if not ignored(name) and name != hidden})
     return snapshot_of(root, names)
 
 
-def of_command(command: tuple[str, ...], trainer: str) -> Snapshot:
-    """What hosts need to run it: the folder the user is in, or the built-in trainer."""
+def of_command(command: tuple[str, ...], trainer: str, env_file: str = "") -> Snapshot:
+    """What hosts need to run it: the folder the user is in, but not the file with the run's secrets; or the
+    built-in trainer."""
     from launcher.ask import folder
 
-    return of_package(Path(trainer).parent) if is_trainer(command) else take(Path(folder()))
+    return of_package(Path(trainer).parent) if is_trainer(command) else take(Path(folder()), env_file)
 
 
 def of_package(package: Path) -> Snapshot:
@@ -206,6 +210,7 @@ def push(
 
     def work(name: str) -> Pushed:
         answer = (lacking or {}).get(name) or agents[name].ask("hoststore.py", ["check"], about)
+        answer = bodies.lacking(name, answer)
         return push_one(agents[name], about, answer, bodies, progress)
 
     return fan_out(agents, work)
@@ -218,12 +223,14 @@ def push_one(
     files = size = in_vain = 0
     total = bodies.size(answer["missing"])
     while not answer["have"]:
-        left = len(answer["missing"])
+        left = set(answer["missing"])
         progress.tell(agent.host.name, total - bodies.size(answer["missing"]), total)
         blobs, body = bodies.of(bodies.batch(answer["missing"]))
         answer = agent.ask("hoststore.py", ["receive"], {**about, "blobs": blobs}, body, timeout=PUSH_S)
+        answer = bodies.lacking(agent.host.name, answer)
         files, size = files + len(blobs), size + len(body)
-        in_vain += not answer["have"] and len(answer["missing"]) >= left
+        asks_again = {content for content, _ in blobs} & set(answer["missing"])
+        in_vain += not answer["have"] and bool(asks_again or not set(answer["missing"]) < left)
         if in_vain > MOST_IN_VAIN:
             raise RingctlError(f"{agent.host.name}: somebody removes the code there as fast as it comes")
     return Pushed(files, size)
@@ -257,6 +264,17 @@ class Bodies:
         self._packed: dict[tuple[str, ...], tuple[list[tuple[str, int]], bytes]] = {}
         self._lock = threading.Lock()
 
+    def lacking(self, host: str, answer: Mapping[str, Any]) -> dict[str, Any]:
+        """What a host's store says of the snapshot, with nothing that is not part of it."""
+        with understood(host):
+            have, missing = answer["have"], answer["missing"]
+            if type(have) is not bool or not isinstance(missing, list):
+                raise TypeError("have, missing")
+            alien = [content for content in missing if content not in self._sizes]
+        if alien:
+            raise HostError(host, f"it asked for {alien[0]!r:.80}, which is not part of the snapshot")
+        return {"have": have, "missing": list(dict.fromkeys(missing))}
+
     def size(self, contents: Iterable[str]) -> int:
         return sum(self._sizes.get(content, 0) for content in contents)
 
@@ -275,6 +293,8 @@ class Bodies:
         """([(content, size), ...], their bytes in that order, compressed)."""
         with self._lock:
             if missing not in self._packed:
+                while len(self._packed) >= MOST_PACKED:
+                    del self._packed[next(iter(self._packed))]
                 self._packed[missing] = self._pack(missing)
             return self._packed[missing]
 
@@ -282,8 +302,6 @@ class Bodies:
         packer = Packer()
         blobs = []
         for content in missing:
-            if content not in self._paths:
-                raise RingctlError(f"a host asked for {content!r}, which is not part of the snapshot")
             try:
                 data = Path(self._paths[content]).read_bytes()
             except OSError as error:

@@ -103,6 +103,23 @@ class JsonScreen(_Context):
         self.show([outcome.event()], outcome.state)
 
 
+class NoteScreen(_Context):
+    """For a file that nobody reads unless something went wrong: ringctl's own words, each with its time."""
+
+    def plan(self, plan: Plan) -> None:
+        self.note(text.plan_lines(plan)[0])
+
+    def show(self, events: list[Event], state: RunState) -> None:
+        pass
+
+    def note(self, words: str) -> None:
+        say([f"{time.strftime('%Y-%m-%d %H:%M:%S')} {words}"])
+
+    def finish(self, outcome: Outcome) -> None:
+        for line in (*text.cause_lines(outcome), text.verdict(outcome)):
+            self.note(line)
+
+
 class PlainScreen(_Context):
     """For pipes, files and CI: no animation, no colour, nothing folded."""
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher import history
 from launcher.agent import ANSWER_S, Agent, Conversation, agents_for
+from launcher.ask import chosen_hosts
 from launcher.errors import HostError, RingctlError
 from launcher.fanout import fan_out, succeeded
 from launcher.history import new_run_id
@@ -24,6 +26,8 @@ from launcher.watch import Interrupts, Screen
 PORT_TAKEN = "the master port is taken:"
 STOPPED_EARLY = "it was stopped while it was starting"
 PORT_TRIES = 3
+NOT_EVERYWHERE = "it did not start on all hosts"
+LEASE_S = 10.0
 FREE_PORT = "leave out --master-port and master_port, so that a free one is taken"
 
 
@@ -72,10 +76,21 @@ def prepare(
     return Prepared(plan, agents, dict(survey.lacking), failures, survey.open)
 
 
-def start(plan: Plan, agents: Mapping[str, Agent], open_: Mapping[str, Conversation] | None = None) -> None:
+def start(
+    plan: Plan,
+    agents: Mapping[str, Agent],
+    open_: Mapping[str, Conversation] | None = None,
+    *,
+    automatic: bool = False,
+) -> None:
     """Start every host's ranks, or none: if one host cannot, the others are stopped again. In an open
-    conversation that saves the host another process."""
-    requests = {host.host: start_request(plan, host.host) for host in plan.hosts}
+    conversation that saves the host another process. What starts by itself (`automatic`) does not where
+    somebody has stopped the run."""
+    secret = secrets.token_hex(32)  # of this attempt's supervisors; nowhere but on their hosts
+    requests = {
+        host.host: {**start_request(plan, host.host), "lease": lease(plan, secret), "automatic": automatic}
+        for host in plan.hosts
+    }
 
     def start_there(name: str) -> dict[str, Any]:
         try:
@@ -88,7 +103,8 @@ def start(plan: Plan, agents: Mapping[str, Agent], open_: Mapping[str, Conversat
     results = fan_out(requests, start_there)
     errors = [error for error in results.values() if isinstance(error, RingctlError)]
     if errors:
-        ended = stop({name: agents[name] for name in requests}, plan.run, grace=0.0)
+        its = {name: agents[name] for name in requests}
+        ended = stop(its, plan.run, grace=0.0, reason=NOT_EVERYWHERE, attempt=plan.attempt)
         unsure = [name for name, answer in ended.items() if isinstance(answer, RingctlError)]
         if STOPPED_EARLY in errors[0].message:
             raise StoppedEarly(errors[0].message)
@@ -121,12 +137,14 @@ def launch(
     interrupts: Interrupts,
     *,
     preflight: bool = True,
+    automatic: bool = False,
 ) -> tuple[Plan, dict[str, Agent]]:
     """Check, plan, push and start; with another master port where ours was taken meanwhile. Ctrl-C before
     the start ends it at once; from the start on, `interrupts` counts it."""
     fixed = options.master_port or inventory.master_port
     for attempt in range(PORT_TRIES):
-        ready = prepare(inventory, options, pool, snapshot, preflight=preflight and attempt == 0)
+        hosts = chosen_hosts(inventory, None, ",".join(options.left_out) or None)
+        ready = prepare(hosts, options, pool, snapshot, preflight=preflight and attempt == 0)
         plan, agents = ready.plan, ready.agents
         if attempt == 0:
             screen.plan(plan)
@@ -140,13 +158,16 @@ def launch(
                 succeeded(push(snapshot, remote, screen.note, ready.lacking))
             interrupts.hold()
             history.remember(plan, inventory, options)
-            start(plan, agents, ready.open)
+            start(plan, agents, ready.open, automatic=automatic)
         except PortTaken:
             interrupts.release()
             if fixed or attempt == PORT_TRIES - 1:
                 raise
-            history.forget(plan.run)
-            options = replace(options, run=new_run_id())
+            if options.attempt > 1:  # the run keeps its name, and that attempt has failed
+                options = replace(options, attempt=options.attempt + 1)
+            else:
+                history.forget(plan.run)
+                options = replace(options, run=new_run_id())
         else:
             return plan, agents
         finally:
@@ -160,3 +181,15 @@ def start_request(plan: Plan, host: str) -> dict[str, Any]:
     about = {"run": plan.run, "name": plan.name, "attempt": plan.attempt, "world": plan.world}
     watchdog = os.environ.get("RINGCTL_WATCHDOG", "")  # seconds without progress until ranks are looked at
     return {**about, "snapshot": plan.code, "watchdog": watchdog, **to_json(own)}
+
+
+def lease(plan: Plan, secret: str) -> dict[str, Any] | None:
+    """How the supervisors of a run on several hosts hear of each other (see hostlease.py)."""
+    if len(plan.hosts) < 2:
+        return None
+    try:
+        seconds = float(os.environ.get("RINGCTL_LEASE", "") or LEASE_S)
+    except ValueError:
+        seconds = LEASE_S
+    place = {"leader": plan.hosts[0].host, "address": plan.master_address, "port": plan.master_port}
+    return {**place, "secret": secret, "seconds": seconds}

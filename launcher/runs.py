@@ -30,6 +30,8 @@ class Found:
     rank_hosts: Mapping[int, str] = field(default_factory=dict)  # where its ranks are, if it was planned here
     end: RunState | None = None  # as somebody here has seen it; "lost" where a host could not be heard then
     cause: Mapping[str, Any] | None = None  # what failed first, a diagnose.Cause, if that was looked for
+    attempt: int = 1  # the newest one that was begun here
+    former: tuple[Host, ...] = ()  # hosts that only earlier attempts were on
 
     @property
     def state(self) -> RunState | None:
@@ -68,6 +70,8 @@ def remembered() -> list[Found]:
             rank_hosts=record.plan.rank_hosts,
             end=record.end,
             cause=record.cause,
+            attempt=record.plan.attempt,
+            former=record.former,
         )
         for record in history.recall()
     ]
@@ -156,11 +160,12 @@ def find_run(reference: str | None, runs: Sequence[Found]) -> Found:
 
 
 def stop(
-    agents: Mapping[str, Agent], run: str, grace: float, reason: str = "stopped"
+    agents: Mapping[str, Agent], run: str, grace: float, reason: str = "stopped", *, attempt: int = 1
 ) -> dict[str, dict[str, Any] | RingctlError]:
-    """End the run on every host: what each one ended, or why it could not be asked."""
+    """End the run on every host: what each one ended, or why it could not be asked. Up to `attempt`, and
+    whatever later one a host knows of."""
 
     def work(name: str) -> dict[str, Any]:
-        return agents[name].stop(run, grace, reason)
+        return agents[name].stop(run, grace, reason, attempt)
 
     return fan_out(agents, work)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from launcher import fold, render, text, watch
+from launcher import fold, history, render, text, watch, watching
 from launcher.agent import Agent
 from launcher.diagnose import Tails
 from launcher.errors import HostError, InputError
@@ -31,11 +32,53 @@ class Look:
     tail: int | None
 
 
-def show(
+Latest = Callable[[], tuple[Found, Mapping[str, Agent]]]
+
+
+def follow_attempts(latest: Latest, wanted: Filter, look: Look) -> int:
+    """Print the run's events until its end, through all attempts that it starts by itself."""
+    while True:
+        found, agents = latest()
+        outcome, code = show_attempt(found, agents, wanted, look, live=True, back=0)
+        if outcome is None:
+            return code
+        outcome.note()
+        if outcome.state.state in ("succeeded", "stopped") or not begins_again(
+            found.run, outcome.state.attempt
+        ):
+            finish(outcome, look)
+            return code
+        words = f"attempt {outcome.state.attempt} {outcome.state.state}; attempt {outcome.state.attempt + 1}:"
+        print(words, file=sys.stderr)
+        look = replace(look, tail=None)
+
+
+def begins_again(run: str, attempt: int) -> bool:
+    """Wait as long as somebody may start the run again: whether a later attempt than this has started."""
+    while True:
+        watched = watching.read(run) if watching.is_watched(run) else None
+        record = history.read(history.path_of(run))
+        if record is not None and record.plan.attempt > attempt:
+            if watched is None or not watched.doing:  # it is not just about to
+                return watched is not None or record.end is not None
+        elif watched is None:
+            return False
+        time.sleep(0.1)
+
+
+def show(found: Found, agents: Mapping[str, Agent], wanted: Filter, look: Look, *, back: int) -> int:
+    """Print the run's events as far as they go; then how it ended, if it has."""
+    outcome, code = show_attempt(found, agents, wanted, look, live=False, back=back)
+    if outcome is not None:
+        finish(outcome, look)
+    return code
+
+
+def show_attempt(
     found: Found, agents: Mapping[str, Agent], wanted: Filter, look: Look, *, live: bool, back: int
-) -> int:
-    """Print the run's events until its end (`live`) or as far as they go; then how it ended, if it has.
-    The exit code tells whether a host's part is missing."""
+) -> tuple[watch.Outcome | None, int]:
+    """Print one attempt's events until its end (`live`) or as far as they go: how it ended, if it has, and
+    the exit code, which tells whether a host's part is missing."""
     gc.disable()  # events hold no cycles; looking for some in a million of them costs a quarter of the time
     write, tails = writer(look), Tails()
     state = fold.before(found.state) if found.state else None
@@ -61,21 +104,30 @@ def show(
     if kept:
         write(list(kept))
     lost = live or (found.state is not None and found.state.state == "lost")
-    if state is not None and (lost or state.state in fold.ENDED):
-        outcome = watch.outcome(state, tails, unheard)
-        if live and not back:
-            outcome.note()
-        finish(outcome, look)
-    return HostError.exit_code if unheard else 0
+    ended = state is not None and (lost or state.state in fold.ENDED)
+    outcome = watch.outcome(state, tails, unheard) if ended and state is not None else None
+    return outcome, HostError.exit_code if unheard else 0
 
 
 def download(found: Found, agents: Mapping[str, Agent], target: Path, *, back: int) -> int:
-    """Write DIR/<run>/: events.jsonl in merged order, and what each rank wrote, byte for byte."""
+    """Write DIR/<run>/, and tell whose part of it is missing."""
     folder = target / found.run
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
         raise InputError(f"{folder} is there already; name another folder") from None
+    files, away = save(found, agents, folder, back=back)
+    for reason in away.values():
+        print(f"error: {reason}; its part is missing", file=sys.stderr)
+    print(f"{files} files in {folder}")
+    return HostError.exit_code if away else 0
+
+
+def save(
+    found: Found, agents: Mapping[str, Agent], folder: Path, *, back: int
+) -> tuple[int, Mapping[str, str]]:
+    """Write events.jsonl in merged order, and what each rank wrote, byte for byte: how many files that are,
+    and why a host's part of them is missing."""
     files: dict[str, BinaryIO] = {}
     away: Mapping[str, str] = {}
     with contextlib.ExitStack() as stack:
@@ -93,10 +145,7 @@ def download(found: Found, agents: Mapping[str, Agent], target: Path, *, back: i
                     data = event.data["text"] + event.data.get("end", "\n")
                     name = f"rank{event.rank}.{event.data['stream']}.log"
                     file(name).write(data.encode("utf-8", "surrogateescape"))
-    for reason in away.values():
-        print(f"error: {reason}; its part is missing", file=sys.stderr)
-    print(f"{len(files)} files in {folder}")
-    return HostError.exit_code if away else 0
+    return len(files), away
 
 
 def writer(look: Look) -> Callable[[list[Event]], None]:

@@ -224,6 +224,19 @@ def ps_rows(runs: Sequence[Found], now: float) -> list[Row]:
     return rows
 
 
+def attempt_lines(found: Found, watched: str) -> list[str]:
+    """What there is to say about a run that was started more than once, or may be."""
+    state, lines = found.state, []
+    if state and state.attempt > 1:
+        hosts = sorted({rank.host for rank in state.ranks.values()})
+        without = [host.name for host in found.former if host.name not in hosts]
+        lines.append(
+            f"attempt {state.attempt}, {count(state.world, 'rank')}"
+            + (f"; without {', '.join(without)}, where an earlier attempt was" if without else "")
+        )
+    return [*lines, watched] if watched else lines
+
+
 def status_rows(found: Found, now: float) -> list[Row]:
     rows: list[Row] = [("RANK", "HOST", "STATE", "PID", "EXIT", "LAST SIGN", "STEP", "LOSS", "SAMPLES/S")]
     for rank in found.state.ranks.values() if found.state else ():

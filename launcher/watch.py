@@ -50,7 +50,8 @@ class Interrupts:
         self.count += 1
 
     def hold(self) -> None:
-        self._before = signal.signal(signal.SIGINT, self)
+        if self._before is None:
+            self._before = signal.signal(signal.SIGINT, self)
 
     def release(self) -> None:
         if self._before is not None:
@@ -83,9 +84,17 @@ class Outcome:
         return Event("run_finished", when, self.state.run, self.state.attempt, "", None, data)
 
 
-def watch(state: RunState, agents: Mapping[str, Agent], screen: Screen, interrupts: Interrupts) -> Outcome:
-    """Show the run until it is over. Ctrl-C, counted by `interrupts`, stops it."""
-    tails, ender, stalls = Tails(), Ender(agents, interrupts, screen), Stalls(screen)
+def watch(
+    state: RunState,
+    agents: Mapping[str, Agent],
+    screen: Screen,
+    interrupts: Interrupts,
+    *,
+    again: bool = False,
+) -> Outcome:
+    """Show the run until it is over. Ctrl-C, counted by `interrupts`, stops it. If it is to start `again`,
+    nobody waits for hosts that are away: what they have ends by itself."""
+    tails, ender, stalls = Tails(), Ender(agents, interrupts, screen, again), Stalls(screen)
     away: Mapping[str, str] = {}
     lost: Mapping[str, str] = {}
     unheard: Mapping[str, str] = {}
@@ -98,7 +107,7 @@ def watch(state: RunState, agents: Mapping[str, Agent], screen: Screen, interrup
             tails.add(event)
         screen.show(update.events, state)
         stalls.look(update.events, state, tails, away)
-        ender.look(state, lost)
+        ender.look(state, lost, away)
         if ender.waits_in_vain(state, away):
             break
     ender.finish(state)
@@ -118,13 +127,15 @@ def outcome(state: RunState, tails: Tails, away: Mapping[str, str] | None = None
 class Ender:
     """Ends a watched run: when the user asks for it, and everywhere once it cannot go on somewhere."""
 
-    def __init__(self, agents: Mapping[str, Agent], interrupts: Interrupts, screen: Screen) -> None:
-        self.agents, self.interrupts, self.screen = agents, interrupts, screen
+    def __init__(
+        self, agents: Mapping[str, Agent], interrupts: Interrupts, screen: Screen, again: bool
+    ) -> None:
+        self.agents, self.interrupts, self.screen, self.again = agents, interrupts, screen, again
         self.seen = 0
         self.end_at: float | None = None  # the other hosts' ranks may fail by themselves until then
         self.stops: list[Stop] = []
 
-    def look(self, state: RunState, lost: Mapping[str, str]) -> None:
+    def look(self, state: RunState, lost: Mapping[str, str], away: Mapping[str, str]) -> None:
         """Called several times a second."""
         for words in (words for one in self.stops for words in one.news()):
             self.screen.note(words)
@@ -134,16 +145,17 @@ class Ender:
             self.screen.note(
                 "stopping the run; press Ctrl-C again to kill it" if first else "killing the run"
             )
-            self.stop(state.run, GRACE_S if first else 0.0, STOPPED)
+            self.stop(state, self.agents, GRACE_S if first else 0.0, STOPPED)
         reason = why_it_cannot_go_on(state, lost) if len(self.agents) > 1 and not self.stops else ""
         if not reason or state.ended is not None:
             return
         self.end_at = self.end_at or time.monotonic() + SETTLE_S
         if time.monotonic() >= self.end_at:
-            self.stop(state.run, FAILED_GRACE_S, reason)
+            there = {name: agent for name, agent in self.agents.items() if not self.again or name not in away}
+            self.stop(state, there, FAILED_GRACE_S, reason)
 
-    def stop(self, run: str, grace: float, reason: str) -> None:
-        self.stops.append(Stop(self.agents, run, grace, reason))
+    def stop(self, state: RunState, agents: Mapping[str, Agent], grace: float, reason: str) -> None:
+        self.stops.append(Stop(agents, state.run, grace, reason, state.attempt))
         self.stops[-1].start()
 
     def waits_in_vain(self, state: RunState, away: Mapping[str, str]) -> bool:
@@ -178,9 +190,12 @@ class Stop(threading.Thread):
     the one that the log comes through may be all that the server allows, or lead nowhere any more. In a
     thread, so that what the ranks say in the end is still shown."""
 
-    def __init__(self, agents: Mapping[str, Agent], run: str, grace: float, reason: str) -> None:
+    def __init__(
+        self, agents: Mapping[str, Agent], run: str, grace: float, reason: str, attempt: int
+    ) -> None:
         super().__init__(daemon=True)
         self.agents, self.run_id, self.grace, self.reason = dict(agents), run, grace, reason
+        self.attempt = attempt
         self.failed: dict[str, RingctlError] = {}
         self._news: list[str] = []
 
@@ -196,7 +211,7 @@ class Stop(threading.Thread):
                 pool.close()
 
     def _ask(self, agents: Mapping[str, Agent]) -> None:
-        results = stop(agents, self.run_id, self.grace, self.reason)
+        results = stop(agents, self.run_id, self.grace, self.reason, attempt=self.attempt)
         failed = {name: answer for name, answer in results.items() if isinstance(answer, RingctlError)}
         self._news += [f"{failed[name]}; trying again" for name in failed.keys() - self.failed.keys()]
         self.failed = failed

@@ -37,6 +37,17 @@ def script(name: str) -> dict[str, Any]:
     return runpy.run_path(str(PROJECT / "scripts" / name))
 
 
+# --- Promises ------------------------------------------------------------------------------------
+
+
+def test_every_promise_has_tests_and_all_of_them_are_there() -> None:
+    rows = [line.split("|")[1:-1] for line in (PROJECT / "docs" / "promises.md").read_text().splitlines()[7:]]
+    assert len(rows) > 15
+    for _, test, file in rows:
+        source = (PROJECT / "tests" / file.strip()).read_text()
+        assert f"def {test.strip().strip('`')}(" in source, f"{file} has no {test}"
+
+
 # --- Links ---------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from trainer.errors import InputError, TrainerError
 COMPARED = (
     "sync", "compress", "topk_ratio", "powersgd_rank", "error_feedback", "on_nonfinite", "bucket_mb", "model",
     "data", "epochs", "steps", "batch_size", "lr", "momentum", "seed", "check_sync", "device", "backend",
-    "checkpoint_every", "resume",
+    "checkpoint_every", "checkpoint_copies", "resume",
 )  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 Every rank has a part of its own, on the disk of its own host. The folder of a step, `step-00000040`, has
 
-    model.pt      from rank 0: model and optimizer, which are the same on all ranks and for any number of them
+    model.pt      from rank 0, with copies on other hosts: model and optimizer, which are the same on all
+                  ranks and for any number of them
     rank-2.pt     what rank 2 alone knows
     rank-2.json   its manifest: which run, how far it was, and the checksums of what rank 2 wrote
     .gitignore    that keeps the folder out of git
@@ -13,45 +14,33 @@ was not finished. What was there before is removed when all ranks have their man
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import io
 import json
-import os
-import re
 import shutil
 import sys
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
 
-from trainer import agree, group
+from trainer import agree, candidates, group
+from trainer import checkpoint_files as files
+from trainer.candidates import ABSENT, DAMAGED, UNFINISHED, WHOLE, Key, Look
+from trainer.checkpoint_files import MODEL, Damaged, place_of
 from trainer.config import Config
 from trainer.errors import InputError
 
-VERSION = 1
 KEEP = 2
-TEMPORARY = ".tmp"
-MANIFEST_BYTES = 1 << 20
 MAY_CHANGE = (
     "--epochs", "--steps", "--on-nonfinite", "--check-sync", "--device", "--backend", "--checkpoint-every",
-    "--resume",
+    "--checkpoint-copies", "--resume",
 )  # fmt: skip
 """Options that need not be the same when a run goes on. Of epochs and steps the sum of all steps counts."""
 
 OWN = ""
 """Stands for the checkpoints of earlier attempts of this very run, where others are of no interest."""
-
-WHOLE, DAMAGED, UNFINISHED, ABSENT, OTHER = "whole", "damaged", "unfinished", "absent", "other"
-
-
-class Damaged(Exception):
-    """A file of a checkpoint is not what was written."""
 
 
 @dataclass(frozen=True)
@@ -59,30 +48,53 @@ class Part:
     """What a rank has read back."""
 
     step: int
-    own: dict[str, Any]
-    shared: dict[str, Any] | None  # on rank 0
+    own: dict[str, Any] | None  # None: this rank's own state begins afresh
+    shared: dict[str, Any] | None  # on rank `sender`
+    sender: int
+    epoch: int
+    steps: int | None  # in all, as those who saved it counted
+    world: int  # how many they were
+    afresh: tuple[int, ...] = ()  # the ranks without `own`
+    is_resized: bool = False  # another number of ranks than now saved it
 
 
-class Finding(NamedTuple):
-    """What a rank says about its part of a checkpoint."""
+@dataclass(frozen=True)
+class Model:
+    """The model.pt that all ranks take."""
 
-    kind: str  # WHOLE, DAMAGED, UNFINISHED (no manifest), ABSENT (no trace), or OTHER (of another run)
-    text: str = ""
+    sender: int  # the rank that has it
+    sha256: str
+    epoch: int
+    world: int
+    content: dict[str, Any] | None  # there
 
 
 class Checkpoints:
     """The checkpoints of this run in a folder on this host. All ranks call its methods at the same time."""
 
-    def __init__(self, folder: str, run: Mapping[str, Any], most_bytes: int, made_by: str = "") -> None:
+    def __init__(
+        self,
+        folder: str,
+        run: Mapping[str, Any],
+        most_bytes: int,
+        made_by: str = "",
+        *,
+        attempt: int = 1,
+        hosts: Sequence[str] = (),
+        copies: int = 0,
+    ) -> None:
         self.folder = Path(folder).expanduser().absolute()
         self._run = run  # what must be the same when it goes on
         self._made_by = made_by  # ringctl's name for it, which all its attempts share
+        self._is_later = bool(made_by) and attempt > 1
         self._most_bytes = most_bytes  # that a file may have
         self._writer = {"trainer": agree.code_digest()[:12], "torch": torch.__version__}
-        self._rank = group.rank()
-        self._own = f"rank-{self._rank}.pt"
-        self._manifest = f"rank-{self._rank}.json"
+        self._rank, self._world = group.rank(), group.world()
+        self._hosts = hosts or [""] * self._world  # of each rank
+        self._own = files.own_name(self._rank)
+        self._manifest = files.manifest_name(self._rank)
         self._kept: list[int] = []
+        self.writes_model = self._rank in candidates.writers(self._hosts, copies)
 
     def prepare(self) -> None:
         """Make sure that every rank can write; InputError names those that cannot."""
@@ -90,132 +102,220 @@ class Checkpoints:
         if failed:
             raise InputError(f"cannot write checkpoints: {failed}; choose another --checkpoint-dir")
 
-    def save(self, step: int, epoch: int, shared: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
-        """Whether all ranks have saved this step; if not, that is told and the checkpoint before stays."""
-        place = _place(self.folder, step)
-        contents = {self._own: own} | ({"model.pt": shared} if self._rank == 0 else {})
-        files: dict[str, Any] = {}
+    # --- Saving -----------------------------------------------------------------------------------
+
+    def save(
+        self,
+        step: int,
+        epoch: int,
+        shared: Mapping[str, Any],
+        own: Mapping[str, Any],
+        among: dist.ProcessGroup | None = None,
+    ) -> bool:
+        """Whether all ranks have saved this step; if not, that is told and the checkpoint before stays.
+
+        They agree about it in the group `among`.
+        """
+        place = place_of(self.folder, step)
+        about: dict[str, Any] = {"version": files.VERSION, "step": step, "epoch": epoch, "rank": self._rank}
+        about |= {"run": self._run, "made_by": self._made_by, "written_by": self._writer, "files": {}}
+        contents = {self._own: own} | ({MODEL: shared} if self.writes_model else {})
+        before: list[int] = []  # listed while no rank on this host can have begun with the next one
 
         def write_files() -> None:
             place.mkdir(parents=True, exist_ok=True)
-            _sync_folder(self.folder)
-            _keep_out_of_git(place)
+            files.sync_folder(self.folder)
+            files.keep_out_of_git(place)
+            files.remove_strangers(place, self._world)
             for name, content in contents.items():
-                raw = _packed(content)
-                files[name] = {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
-                _write(place / name, raw)
+                about["files"][name] = files.write_packed(place / name, content)
+
+        def compare_models() -> str:
+            sums = group.gather_texts(about["files"].get(MODEL, {}).get("sha256", ""), among)
+            about["model_sha256"] = sums[0]
+            return _unequal(sums)
 
         def write_manifest() -> None:
-            about = {"version": VERSION, "step": step, "epoch": epoch, "rank": self._rank, "run": self._run}
-            about |= {"made_by": self._made_by, "written_by": self._writer, "files": files}
-            text = json.dumps(about, indent=1)
-            _write(place / self._manifest, text.encode() + b"\n")
+            before.extend(files.steps_in(self.folder))
+            files.write(place / self._manifest, json.dumps(about, indent=1).encode() + b"\n")
 
-        for work in (write_files, write_manifest):
-            failed = failures(work, OSError)
-            if failed:
-                shutil.rmtree(place, ignore_errors=True)
-                _warn(f"step {step} could not be saved, the checkpoint before it stays: {failed}")
-                return False
+        failed = (
+            failures(write_files, OSError, MemoryError, among=among)
+            or compare_models()
+            or failures(write_manifest, OSError, among=among)
+        )
+        if failed:
+            shutil.rmtree(place, ignore_errors=True)
+            _warn(f"step {step} could not be saved, the checkpoint before it stays: {failed}")
+            return False
         self._kept = [*self._kept, step][-KEEP:]
-        for old in _steps(self.folder):
+        for old in before:
             if old not in self._kept:
-                shutil.rmtree(_place(self.folder, old), ignore_errors=True)
+                shutil.rmtree(place_of(self.folder, old), ignore_errors=True)
         return True
+
+    def _try_to_write(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        probe = self.folder / f"probe-{self._rank}"
+        files.write(probe, b"")
+        probe.unlink()
+        for step in files.steps_in(self.folder):
+            files.remove_begun(place_of(self.folder, step))
+
+    # --- Going on ---------------------------------------------------------------------------------
 
     def newest(self, resume: str) -> Part | None:
         """The newest checkpoint that all ranks have whole; None if there never was one that was finished.
 
+        For a later attempt of a run, if there is none, the newest whose model.pt a rank has whole; and
+        where another number of ranks saved it, that is enough in any case.
+
         `resume` is "auto", OWN, or a folder of others, or of a single one, which must be there then.
         InputError if they are of another run, or none of them is whole; OWN may be lost.
         """
-        folder, only = (self.folder, None) if resume in ("auto", OWN) else _source(resume)
-        here = [step for step in _steps(folder) if only in (None, step)]
-        if resume == OWN:
-            here = [step for step in here if self._is_of_this_run(step)]
-        everywhere = {step for text in group.gather_texts(json.dumps(here)) for step in json.loads(text)}
+        folder, only = (self.folder, None) if resume in ("auto", OWN) else files.source(resume)
+        here = [key for key in self._keys(folder, resume == OWN) if only in (None, key.step)]
+        gathered = [json.loads(text) for text in group.gather_texts(json.dumps(here))]
         problems: list[str] = []
-        lost = False
-        for step in sorted(everywhere, reverse=True):
-            part, finding = self._read(folder, step)
-            findings = [Finding(*json.loads(text)) for text in group.gather_texts(json.dumps(finding))]
-            problem = _problem(step, findings)
-            if part is not None and not problem:
-                _warn(*problems)
-                if folder == self.folder:
-                    self._kept = [old for old in here if old <= step]
-                return part
-            problems.append(problem)
-            lost = lost or _is_lost(findings)
+        lost, second_best = False, None
+        for key in candidates.newest_first(Key(*found) for keys in gathered for found in keys):
+            part, problem, is_lost = self._judged(folder, key)
+            problems += [problem] if problem else []
+            lost = lost or is_lost
+            if part is not None and part.afresh and not part.is_resized:
+                second_best = second_best or part  # one before may be whole, and lead to the same bits
+            elif part is not None:
+                return self._taken(second_best if part.is_resized and second_best else part, here, problems)
+        if second_best is not None:
+            return self._taken(second_best, here, problems)
         if resume not in ("auto", OWN) or (lost and resume == "auto"):
             why = "; ".join(problems) or "there is none"
             raise InputError(f"cannot go on from {folder}: {why}. To start afresh: --resume never")
         _warn(*problems)
         return None
 
-    def _try_to_write(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        probe = self.folder / f"probe-{self._rank}"
-        _write(probe, b"")
-        probe.unlink()
-        for step in _steps(self.folder):  # what an attempt before this one was about to write
-            for name in (self._own, self._manifest) + (("model.pt",) if self._rank == 0 else ()):
-                (_place(self.folder, step) / (name + TEMPORARY)).unlink(missing_ok=True)
+    def _taken(self, part: Part, here: Sequence[Key], problems: Sequence[str]) -> Part:
+        _warn(*problems)
+        progress = Key(part.step, part.steps).progress
+        older = [key for key in candidates.newest_first(here) if key.progress <= progress]
+        self._kept = [key.step for key in reversed(older)]
+        return part
 
-    def _is_of_this_run(self, step: int) -> bool:
-        try:
-            manifest = _read_manifest(_place(self.folder, step) / self._manifest, step)
-        except (Damaged, OSError):
-            return False
-        return bool(self._made_by) and manifest.get("made_by") == self._made_by
+    def _keys(self, folder: Path, of_this_run: bool) -> list[Key]:
+        """The checkpoints that this host has something of."""
+        found = set()
+        for step in files.steps_in(folder):
+            manifests = files.manifests_in(place_of(folder, step), step).values()
+            if of_this_run:
+                found |= {_key(manifest) for manifest in manifests if self._is_own(manifest)}
+            else:
+                found |= {_key(manifest) for manifest in manifests} or {Key(step, None)}
+        return sorted(found, key=lambda key: (key.step, key.steps or 0))
 
-    def _read(self, folder: Path, step: int) -> tuple[Part | None, Finding]:
-        place = _place(folder, step)
+    def _judged(self, folder: Path, key: Key) -> tuple[Part | None, str, bool]:
+        """The part to go on with, if it is possible; what is wrong; whether something is lost."""
+        own, look = self._look(folder, key)
+        looks = [Look(*json.loads(text)) for text in group.gather_texts(json.dumps(look))]
+        verdict = candidates.verdict(key, looks, self._is_later)
+        if verdict == candidates.UNUSABLE:
+            return None, candidates.problem(key, looks), candidates.is_lost(looks)
+        model, told = self._model(folder, key, looks)
+        if model is None:
+            return None, candidates.problem(key, looks, told), True
+        part = Part(key.step, own, model.content, model.sender, model.epoch, key.steps, model.world)
+        everybody = list(range(self._world))
+        is_resized = verdict == candidates.RESIZED
+        afresh = everybody if is_resized else candidates.without_part(looks, model.sha256)
+        part = replace(
+            part, own=None if self._rank in afresh else own, afresh=tuple(afresh), is_resized=is_resized
+        )
+        problem = candidates.copy_taken(key, model.sender, told) if told else ""
+        if is_resized or not afresh:
+            return part, problem, False
+        return part if self._is_later else None, candidates.problem(key, looks, told, model.sha256), True
+
+    def _look(self, folder: Path, key: Key) -> tuple[dict[str, Any] | None, Look]:
+        """This rank's own part, if it is whole, and what it has found of the checkpoint."""
+        place = place_of(folder, key.step)
+        manifests = [found for found in files.manifests_in(place, key.step).values() if _key(found) == key]
+        own, look = self._own_part(place, key)
+        differences = [found for found in manifests if candidates.difference(found, self._run)]
+        if differences:
+            resized = [
+                not candidates.difference(found, self._run, candidates.BY_WORLD) for found in differences
+            ]
+            look = look._replace(
+                difference=candidates.difference(differences[0], self._run), is_resized=all(resized)
+            )
+        return own, look._replace(
+            is_own=bool(manifests) and all(map(self._is_own, manifests)),
+            has_model=any(map(files.lists_model, manifests)),
+        )
+
+    def _own_part(self, place: Path, key: Key) -> tuple[dict[str, Any] | None, Look]:
+        path = place / self._own
         try:
             if not (place / self._manifest).exists():
-                return None, Finding(UNFINISHED if (place / self._own).exists() else ABSENT)
-            manifest = _read_manifest(place / self._manifest, step)
-            difference = _difference(manifest, self._run)
-            if difference:
-                return None, Finding(OTHER, difference)
-            own = self._read_file(place / self._own, manifest)
-            _expect_step(own, step, place / self._own)
-            shared = self._read_file(place / "model.pt", manifest) if self._rank == 0 else None
-        except Damaged as error:
-            return None, Finding(DAMAGED, str(error))
-        except OSError as error:
-            return None, Finding(DAMAGED, f"{error.filename} cannot be read: {error.strerror}")
+                return None, Look(UNFINISHED if path.exists() else ABSENT)
+            manifest = files.read_manifest(place / self._manifest, key.step)
+            if _key(manifest) != key or candidates.difference(manifest, self._run):
+                return None, Look(ABSENT)
+            own = files.read(path, manifest, self._most_bytes)
+            files.expect_step(own, key.step, path)
+        except (Damaged, OSError) as error:
+            return None, Look(DAMAGED, _reason(error))
         if manifest.get("written_by") != self._writer:
-            _warn(f"step {step} was saved by another version of the trainer or of torch: bits may differ")
-        return Part(step, own, shared), Finding(WHOLE)
+            _warn(f"step {key.step} was saved by another version of the trainer or of torch: bits may differ")
+        return own, Look(WHOLE, model_sha256=str(manifest.get("model_sha256", "")))
 
-    def _read_file(self, path: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        try:
-            size, sha256 = manifest["files"][path.name]["bytes"], manifest["files"][path.name]["sha256"]
-        except (KeyError, TypeError):
-            size = sha256 = None
-        if not isinstance(size, int) or not isinstance(sha256, str):
-            raise Damaged(f"{path} is not in its manifest")
-        with path.open("rb") as file:
-            found = os.fstat(file.fileno()).st_size
-            if found != size:
-                raise Damaged(f"{path} has {found:,} bytes of {size:,}")
-            if found > self._most_bytes:
-                raise Damaged(f"{path} is too large for this model")
-            raw = file.read()
-        if hashlib.sha256(raw).hexdigest() != sha256:
-            raise Damaged(f"{path} has not the checksum that it had when it was written")
-        return _unpacked(raw, path, self._most_bytes)
+    def _model(
+        self, folder: Path, key: Key, looks: Sequence[Look]
+    ) -> tuple[Model | None, list[tuple[int, str]]]:
+        """The model.pt of the first rank that has it whole; and which ranks have not, and why."""
+        told: list[tuple[int, str]] = []
+        for rank, look in enumerate(looks):
+            if not look.has_model:
+                continue
+            found, said = self._model_here(folder, key) if rank == self._rank else (None, "")
+            answer = json.dumps([said, found and vars(replace(found, content=None))])
+            said, facts = json.loads(group.gather_texts(answer)[rank])
+            if not said:
+                return found or Model(**facts), told
+            if (self._hosts[rank], said) not in [(self._hosts[other], text) for other, text in told]:
+                told.append((rank, said))
+        return None, told
+
+    def _model_here(self, folder: Path, key: Key) -> tuple[Model | None, str]:
+        """The one on this host, or why it cannot be taken."""
+        place, said = place_of(folder, key.step), ""
+        for manifest in files.manifests_in(place, key.step).values():
+            if _key(manifest) != key or not files.lists_model(manifest):
+                continue
+            try:
+                epoch = files.count(manifest.get("epoch"))
+                world = files.count(manifest["run"].get(candidates.WORLD))
+                if epoch is None or world is None:
+                    raise Damaged(f"the manifest of {place / MODEL} has no epoch or no {candidates.WORLD}")
+                content = files.read(place / MODEL, manifest, self._most_bytes)
+                return Model(self._rank, manifest["files"][MODEL]["sha256"], epoch, world, content), ""
+            except (Damaged, OSError) as error:
+                said = _reason(error)
+        return None, said
+
+    def _is_own(self, manifest: Mapping[str, Any]) -> bool:
+        return bool(self._made_by) and manifest.get("made_by") == self._made_by
 
 
 def described(config: Config, training_images: int, steps: int) -> dict[str, Any]:
     """What decides about the bits of a run, by the names that users know."""
-    sizes = {"--world-size": config.world_size, "training images": training_images, "steps in all": steps}
+    sizes = {candidates.WORLD: config.world_size, "training images": training_images, candidates.STEPS: steps}
     options = {name: value for name, value in agree.options(config).items() if name not in MAY_CHANGE}
     return {"--model": config.model} | sizes | options
 
 
-def failures(work: Callable[[], None], *kinds: type[Exception]) -> str:
+def failures(
+    work: Callable[[], None], *kinds: type[Exception], among: dist.ProcessGroup | None = None
+) -> str:
     """Do it on all ranks, and return which of them failed and how; "" if none did."""
     said = ""
     try:
@@ -225,153 +325,26 @@ def failures(work: Callable[[], None], *kinds: type[Exception]) -> str:
         if isinstance(error, OSError):
             said = f"{error.filename}: {error.strerror}"
     said = " ".join(said.split())
-    return ", ".join(f"rank {rank}: {text}" for rank, text in enumerate(group.gather_texts(said)) if text)
+    return ", ".join(
+        f"rank {rank}: {text}" for rank, text in enumerate(group.gather_texts(said, among)) if text
+    )
 
 
-# --- Judging --------------------------------------------------------------------------------------
+def _unequal(sums: Sequence[str]) -> str:
+    """Which ranks' model.pt is another than that of most, by its checksum; "" if all are the same."""
+    having = [rank for rank, text in enumerate(sums) if text]
+    strangers = [having[place] for place in agree.odd_ones_out([sums[rank] for rank in having])]
+    return ", ".join(f"rank {rank}: its {MODEL} is not the same as that of other ranks" for rank in strangers)
 
 
-def _problem(step: int, findings: Sequence[Finding]) -> str:
-    """Why this checkpoint cannot be taken, "" if it can; InputError if it is of another run."""
-    for finding in findings:
-        if finding.kind == OTHER:
-            raise InputError(
-                f"the checkpoint of step {step} was made with {finding.text}: go on with the same, or start "
-                "afresh with another --checkpoint-dir, or replace it with --resume never"
-            )
-    if all(finding.kind == WHOLE for finding in findings):
-        return ""
-    if not _is_lost(findings):
-        return f"the checkpoint of step {step} was not finished"
-    words = {DAMAGED: "", UNFINISHED: "it was not finished", ABSENT: "its part is not on its host"}
-    told = [
-        f"rank {rank}: {finding.text or words[finding.kind]}"
-        for rank, finding in enumerate(findings)
-        if finding.kind != WHOLE
-    ]
-    return f"the checkpoint of step {step} is not whole: {', '.join(told)}"
+def _key(manifest: Mapping[str, Any]) -> Key:
+    return Key(int(manifest["step"]), files.count(manifest["run"].get(candidates.STEPS)))
 
 
-def _is_lost(findings: Sequence[Finding]) -> bool:
-    """Whether all ranks had their part once, and one has it no more.
-
-    A rank with a manifest wrote that after all the others had written their files.
-    """
-    kinds = {finding.kind for finding in findings}
-    return DAMAGED in kinds or (WHOLE in kinds and ABSENT in kinds)
-
-
-def _difference(manifest: Mapping[str, Any], run: Mapping[str, Any]) -> str:
-    """The first thing that this run has otherwise than the one of the manifest; "" if all is the same."""
-    theirs = manifest["run"]
-    for name, ours in run.items():
-        if name in theirs and theirs[name] != ours:
-            return f"{name} {theirs[name]!r:.60}, not {ours!r}"
-    return ""
-
-
-# --- Files ----------------------------------------------------------------------------------------
-
-
-def _place(folder: Path, step: int) -> Path:
-    return folder / f"step-{step:08d}"
-
-
-def _step(place: Path) -> int | None:
-    found = re.fullmatch(r"step-(\d{8,18})", place.name)
-    return int(found[1]) if found else None
-
-
-def _steps(folder: Path) -> list[int]:
-    """The steps of all checkpoints in the folder, whole or not, in order; what is no folder is not one."""
-    places = [place for place in folder.iterdir() if place.is_dir()] if folder.is_dir() else []
-    return sorted(step for step in map(_step, places) if step is not None)
-
-
-def _source(resume: str) -> tuple[Path, int | None]:
-    """The folder that a user named, and the step if it is that of one checkpoint."""
-    named = Path(resume).expanduser().absolute()
-    step = _step(named)
-    return (named, None) if step is None else (named.parent, step)
-
-
-def _keep_out_of_git(place: Path) -> None:
-    """Checkpoints are no code: neither committed with a project, nor pushed along with it to the hosts."""
-    with contextlib.suppress(FileExistsError), (place / ".gitignore").open("x") as file:
-        file.write("*\n")
-
-
-def _write(path: Path, raw: bytes) -> None:
-    """Write a file that after a crash is either all there or not at all; on return it is on the disk."""
-    temporary = path.with_name(path.name + TEMPORARY)
-    try:
-        with temporary.open("wb") as file:
-            file.write(raw)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error  # not all of them know the file
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _packed(content: Mapping[str, Any]) -> bytes:
-    file = io.BytesIO()
-    torch.save(_by_itself(content), file)
-    return file.getvalue()
-
-
-def _by_itself(value: Any) -> Any:
-    """The same without what else is in the memory of its tensors, which torch would save along with them."""
-    if isinstance(value, Mapping):
-        return {key: _by_itself(inner) for key, inner in value.items()}
-    return value.detach().cpu().clone() if isinstance(value, Tensor) else value
-
-
-def _unpacked(raw: bytes, path: Path, most_bytes: int) -> dict[str, Any]:
-    """What `_packed` packed: tensors, numbers, texts and dicts of them. Nothing in the file is ever run."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(raw)) as archive:
-            unpacked_bytes = sum(entry.file_size for entry in archive.infolist())
-        if unpacked_bytes <= most_bytes:
-            content = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
-            if isinstance(content, dict):
-                return content
-    except Exception as error:  # the file is not ours, and torch may raise anything
-        raise Damaged(f"{path} is not a checkpoint of the trainer ({type(error).__name__})") from error
-    raise Damaged(f"{path} is not a checkpoint of the trainer")
-
-
-def _expect_step(own: Mapping[str, Any], step: int, path: Path) -> None:
-    """Raise Damaged if this was not saved at that step."""
-    metrics = own.get("metrics")
-    saved = metrics.get("step") if isinstance(metrics, dict) else None
-    if not isinstance(saved, int) or saved != step:
-        raise Damaged(f"{path} is of step {saved!r:.20}, not {step}")
-
-
-def _read_manifest(path: Path, step: int) -> dict[str, Any]:
-    with path.open("rb") as file:
-        raw = file.read(MANIFEST_BYTES)
-    try:
-        manifest = json.loads(raw)
-    except (ValueError, RecursionError):
-        manifest = None
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("run"), dict):
-        raise Damaged(f"{path} is not a manifest")
-    if manifest.get("version") != VERSION:
-        raise Damaged(f"{path} has version {manifest.get('version')!r:.20}, and this trainer reads {VERSION}")
-    if manifest.get("step") != step:
-        raise Damaged(f"{path} is of step {manifest.get('step')!r:.20}, not {step}")
-    return manifest
+def _reason(error: Damaged | OSError) -> str:
+    if isinstance(error, OSError):
+        return f"{error.filename} cannot be read: {error.strerror}"
+    return str(error)
 
 
 def _warn(*texts: str) -> None:

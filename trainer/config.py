@@ -37,6 +37,7 @@ class Config:
     check_sync: int = 0  # compare all ranks' parameters every so many steps; 0: never
     checkpoint_every: int = 0  # save every so many steps, and after the last one; 0: never
     checkpoint_dir: str = "checkpoints"  # where to save, on each host
+    checkpoint_copies: int = 1  # of the model, each on another host
     resume: str = "never"  # go on from a checkpoint: "auto", "never", or a folder that has some
     device: str = "auto"  # "auto", "cpu" or "cuda"
     backend: str = "auto"  # "auto", "gloo", "nccl" or "mpi"
@@ -56,6 +57,7 @@ class Config:
     gloo_socket_ifname: str = ""  # "" leaves it to the environment
     run: str = ""  # ringctl's name for all of this; "" by hand
     attempt: int = 1  # to do it, from 1; ringctl counts
+    host: str = ""  # ringctl's name for where this rank is; "" by hand
     check: str = ""  # only look: at "options", or at "all", which includes the data
 
 
@@ -99,6 +101,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
     )
     options["resume"] = given.resume or ("auto" if given.checkpoint_every else DEFAULTS.resume)
     options["run"] = environ.get("RINGCTL_RUN", "")
+    options["host"] = environ.get("RINGCTL_HOST", "")
     options["attempt"] = _variable(environ, "RINGCTL_ATTEMPT", whole(1)) or DEFAULTS.attempt
     return Config(**options)
 
@@ -151,6 +154,7 @@ def _parser() -> argparse.ArgumentParser:
         "where, on each host; default: $RINGCTL_CHECKPOINTS, or checkpoints in the current folder",
         "DIR",
     )
+    add(how, "checkpoint-copies", whole(0), "copies of the saved model, each on another host", "K")
     add(
         how,
         "resume",

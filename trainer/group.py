@@ -166,9 +166,33 @@ def wait_for_all(seconds: float) -> None:
         dist.monitored_barrier(timeout=timedelta(seconds=seconds), wait_all_ranks=True)
 
 
+def another(seconds: float) -> dist.ProcessGroup | None:
+    """A group of the same ranks, for what a thread says beside the training. All ranks must call it."""
+    if not dist.is_initialized():
+        return None
+    made: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
+    return made
+
+
 def copy_from_rank_0(tensor: Tensor) -> None:
+    copy_from(0, tensor)
+
+
+def copy_from(source: int, tensor: Tensor) -> None:
+    """Replace `tensor` by the one of rank `source`."""
     if dist.is_initialized():
-        dist.broadcast(tensor, src=0)
+        dist.broadcast(tensor, src=source)
+
+
+def copy_bytes_from(source: int, raw: bytes) -> bytes:
+    """What rank `source` gave to this."""
+    length = torch.tensor(len(raw))
+    copy_from(source, length)
+    content = torch.zeros(int(length), dtype=torch.uint8)
+    if rank() == source:
+        content = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+    copy_from(source, content)
+    return content.numpy().tobytes()
 
 
 def add_over_ranks(tensor: Tensor) -> None:
@@ -177,19 +201,19 @@ def add_over_ranks(tensor: Tensor) -> None:
         dist.all_reduce(tensor)
 
 
-def gather_texts(own: str) -> list[str]:
-    """What every rank said, in their order. All ranks must call it."""
+def gather_texts(own: str, among: dist.ProcessGroup | None = None) -> list[str]:
+    """What every rank said, in their order. All ranks must call it, with the same group of theirs."""
     if not dist.is_initialized():
         return [own]
     raw = torch.tensor(list(own.encode()), dtype=torch.uint8)
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(world())]
-    dist.all_gather(lengths, torch.tensor([len(raw)]))
+    dist.all_gather(lengths, torch.tensor([len(raw)]), group=among)
     longest = max(int(length) for length in lengths)
     padded = torch.zeros(longest, dtype=torch.uint8)
     padded[: len(raw)] = raw
     texts = [torch.empty_like(padded) for _ in lengths]
     if longest:
-        dist.all_gather(texts, padded)
+        dist.all_gather(texts, padded, group=among)
     return [bytes(text[: int(length)].tolist()).decode() for text, length in zip(texts, lengths, strict=True)]
 
 

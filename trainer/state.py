@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import io
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from trainer import group
+from trainer.checkpoint_files import copied
 from trainer.errors import TrainerError
 from trainer.metrics import Metrics
 from trainer.optim import SGD
 from trainer.sync.strategy import Strategy
 
 
-@dataclass(frozen=True)
+@dataclass
 class State:
     """Where a training is. What follows from the step, such as the order of the images, is not here."""
 
@@ -24,11 +26,17 @@ class State:
     optimizer: SGD
     strategy: Strategy
     metrics: Metrics
+    first_world: int  # how many ranks the run began with: the learning rate was meant for those
+
+    @property
+    def lr_scale(self) -> float:
+        """By the linear scaling rule: as many times the images in a step, as many times the rate."""
+        return group.world() / self.first_world
 
     def shared(self) -> dict[str, Any]:
         """Model and optimizer, the same for any number of ranks. All of them have to call it."""
         model = self.model.state_dict() | mean_statistics(self.model)
-        return {"model": model, "optimizer": self.optimizer.state_dict()}
+        return {"model": model, "optimizer": self.optimizer.state_dict(), "first_world": self.first_world}
 
     def own(self) -> dict[str, Any]:
         """What this rank alone knows."""
@@ -39,11 +47,29 @@ class State:
             "metrics": self.metrics.state_dict(),
         }
 
-    def put_back(self, shared: Mapping[str, Any] | None, own: Mapping[str, Any]) -> None:
-        """Be where the training was when these were taken out; `send_from_rank_0` does the rest."""
-        if shared is not None:
-            self.model.load_state_dict(shared["model"])
-            self.optimizer.load_state_dict(shared["optimizer"])
+    def put_back_shared(self, shared: Mapping[str, Any], world: int) -> None:
+        """Be where the training of `world` ranks was when this was taken out."""
+        first_world = shared.get("first_world", world)
+        if not isinstance(first_world, int) or first_world < 1:
+            raise ValueError(f"a run cannot have begun with {first_world!r:.20} ranks")
+        self.model.load_state_dict(shared["model"])
+        self.optimizer.load_state_dict(shared["optimizer"])
+        self.first_world = first_world
+
+    def send_from(self, source: int) -> None:
+        """Give all ranks what that rank has put back with `put_back_shared`."""
+        first_world = torch.tensor(self.first_world)
+        for tensor in (self.optimizer.flat.parameters, self.optimizer.velocity, first_world):
+            group.copy_from(source, tensor)
+        self.first_world = int(first_world)
+        for buffer in self.model.buffers():
+            if buffer.numel():
+                raw = buffer.reshape(-1).view(torch.uint8).clone()  # gloo does not know every type
+                group.copy_from(source, raw)
+                buffer.copy_(raw.view(buffer.dtype).view_as(buffer))
+
+    def put_back_own(self, own: Mapping[str, Any]) -> None:
+        """Know again what this rank alone knew."""
         for name, buffer in self.model.named_buffers():
             buffer.copy_(own["buffers"][name])
         self.strategy.load_state_dict(own["strategy"])
@@ -53,10 +79,21 @@ class State:
         if "cuda" in own["random"] and torch.cuda.is_available():
             torch.cuda.set_rng_state(own["random"]["cuda"], self.optimizer.velocity.device)
 
-    def send_from_rank_0(self) -> None:
-        """Give all ranks rank 0's parameters and optimizer."""
-        group.copy_from_rank_0(self.optimizer.flat.parameters)
-        group.copy_from_rank_0(self.optimizer.velocity)
+    def send_strategy(self, source: int, afresh: Collection[int]) -> None:
+        """Give the ranks that begin afresh what the others have in common, such as the format that
+        `--compress auto` took. What those alone know, their error feedback, is not for them."""
+        state = self.strategy.state_dict() if group.rank() == source else {}
+        common = {name: torch.zeros_like(of) if name == "residual" else of for name, of in state.items()}
+        packed = io.BytesIO()
+        torch.save(copied(common), packed)
+        raw = group.copy_bytes_from(source, packed.getvalue())
+        if group.rank() in afresh:
+            self.strategy.load_state_dict(torch.load(io.BytesIO(raw), weights_only=True))
+
+    def begin_afresh(self, step: int, epoch: int, steps_of_epoch: int) -> None:
+        """Be at this place of the training, knowing nothing but what all ranks know."""
+        counts = {"step": step, "epoch": epoch, "bytes_sent": 0, "skipped": 0}
+        self.metrics.load_state_dict({**counts, "whole_run": {}, "this_epoch": {"steps": steps_of_epoch}})
 
 
 def mean_statistics(model: nn.Module) -> dict[str, Tensor]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 import sys
 import time
+from collections.abc import Callable
 
 if __name__ == "__main__":
     # Run as `python -m trainer.train`: hand over to what checks the options before the slow import of torch
@@ -23,8 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from trainer import agree, checkpoint, data, device, group, sync
-from trainer.checkpoint import Checkpoints
+from trainer import agree, candidates, checkpoint, data, device, group, sync
+from trainer.checkpoint import Checkpoints, Part
 from trainer.config import DEFAULT_EPOCHS, Config
 from trainer.data import Dataset, Images
 from trainer.errors import InputError, TrainerError
@@ -32,6 +34,7 @@ from trainer.flat import Flat
 from trainer.metrics import Metrics
 from trainer.models import MODELS
 from trainer.optim import SGD
+from trainer.saver import Saver, saving
 from trainer.state import State, mean_statistics
 
 EVALUATION_BATCH = 250
@@ -65,7 +68,10 @@ def train_on(dataset: Dataset, config: Config) -> nn.Module:
         config.checkpoint_dir,
         checkpoint.described(config, len(dataset.train), steps),
         made_by=config.run,
+        attempt=config.attempt,
         most_bytes=CHECKPOINT_TIMES * flat.parameters.nbytes + CHECKPOINT_MORE_BYTES,
+        hosts=group.gather_texts(config.host or socket.gethostname()),
+        copies=config.checkpoint_copies,
     )
     if config.checkpoint_every:
         checkpoints.prepare()
@@ -73,10 +79,11 @@ def train_on(dataset: Dataset, config: Config) -> nn.Module:
     say(introduction(config, dataset, epochs, steps))
     strategy = sync.create(model, flat, config)
     try:
-        state = State(model, SGD(flat, config.momentum), strategy, metrics)
+        state = State(model, SGD(flat, config.momentum), strategy, metrics, group.world())
         if config.resume != "never" or (config.checkpoint_every and config.attempt > 1):
             go_on(state, checkpoints, dataset, config)
-        train_from(state, checkpoints, dataset, config)
+        with saving(checkpoints, config) as saver:
+            train_from(state, saver, dataset, config)
     finally:
         strategy.close()
     return model
@@ -97,22 +104,77 @@ def go_on(state: State, checkpoints: Checkpoints, dataset: Dataset, config: Conf
         for batch in dataset.train.batches(order[: config.batch_size], config.batch_size):
             state.strategy.begin()
             backward(state.strategy.model, batch)
-    failed = checkpoint.failures(
-        lambda: state.put_back(part.shared, part.own),
-        *(TrainerError, AttributeError, KeyError, RuntimeError, TypeError, ValueError),
-    )
+    put_back(state, part, dataset, config)
+    say(where_it_goes_on(state, part))
+
+
+def put_back(state: State, part: Part, dataset: Dataset, config: Config) -> None:
+    """Be where the checkpoint was; InputError if that does not fit."""
+
+    def shared() -> None:
+        if part.shared is not None:
+            state.put_back_shared(part.shared, part.world)
+
+    def own() -> None:
+        if part.own is not None:
+            state.put_back_own(part.own)
+        elif part.afresh:
+            state.begin_afresh(*position(part, state.metrics, steps_per_epoch(config, len(dataset.train))))
+
+    must_fit(part, shared)
+    state.send_from(part.sender)
+    must_fit(part, own)
+    whole = [rank for rank in range(group.world()) if rank not in part.afresh]
+    if whole and part.afresh:
+        state.send_strategy(whole[0], part.afresh)
+
+
+def must_fit(part: Part, work: Callable[[], None]) -> None:
+    """Do this on all ranks; InputError if what they have read does not fit the training."""
+    kinds = (TrainerError, AttributeError, KeyError, RuntimeError, TypeError, ValueError)
+    failed = checkpoint.failures(work, *kinds)
     if failed:
         raise InputError(f"the checkpoint of step {part.step} does not fit: {failed}")
-    state.send_from_rank_0()
-    rest = "nothing is left to train" if part.step == state.metrics.steps else "it goes on from there"
-    say(f"{part.step:,} of {state.metrics.steps:,} steps were done at the newest checkpoint: {rest}")
 
 
-def train_from(state: State, checkpoints: Checkpoints, dataset: Dataset, config: Config) -> None:
+def position(part: Part, metrics: Metrics, per_epoch: int) -> tuple[int, int, int]:
+    """Step, epoch, and steps of that epoch, at which a rank begins that has nothing of its own."""
+    step, epoch = part.step, part.epoch
+    if part.is_resized:
+        step = candidates.ported(part.step, part.steps or metrics.steps, metrics.steps)
+        epoch = candidates.epoch_of(step, per_epoch, metrics.epochs)
+    steps_of_epoch = step - (epoch - 1) * per_epoch
+    if not (0 <= steps_of_epoch <= per_epoch and step <= metrics.steps):
+        raise ValueError(f"step {step} is not in epoch {epoch} of {per_epoch} steps")
+    return step, epoch, steps_of_epoch
+
+
+def where_it_goes_on(state: State, part: Part) -> str:
+    """What the user should know of it, in a line."""
+    metrics, world = state.metrics, group.world()
+    rest = "nothing is left to train" if metrics.step == metrics.steps else "it goes on from there"
+    if part.is_resized:
+        return (
+            f"{part.step:,} of {part.steps or metrics.steps:,} steps were done at the newest checkpoint by "
+            f"{part.world} ranks, now there are {world}: that is {metrics.step:,} of {metrics.steps:,} steps "
+            f"for these, and {rest}, with {state.lr_scale:.4g} times --lr; what each rank alone knew "
+            "(random numbers, error feedback) begins afresh"
+        )
+    done = f"{part.step:,} of {metrics.steps:,} steps were done at the newest checkpoint: {rest}"
+    if not part.afresh:
+        return done
+    ranks = " and ".join(map(str, part.afresh))
+    return (
+        f"{done}; what rank {ranks} alone knew (random numbers, error feedback) is lost and begins afresh: "
+        "bits may differ"
+    )
+
+
+def train_from(state: State, saver: Saver, dataset: Dataset, config: Config) -> None:
     """All epochs that are left, and their reports."""
     strategy, metrics, flat = state.strategy, state.metrics, state.optimizer.flat
     may_skip = config.on_nonfinite == "skip"
-    accuracy, is_saved = 0.0, True
+    accuracy = 0.0
     for epoch in range(metrics.epoch, metrics.epochs):
         strategy.model.train()
         metrics.epoch_begins()
@@ -131,7 +193,7 @@ def train_from(state: State, checkpoints: Checkpoints, dataset: Dataset, config:
 
             # The learning rate falls in a straight line, to be zero after the last step.
             if good:
-                state.optimizer.step(lr=config.lr * (1 - metrics.step / metrics.steps))
+                state.optimizer.step(lr=config.lr * state.lr_scale * (1 - metrics.step / metrics.steps))
             else:
                 for buffer, before in zip(state.model.buffers(), statistics, strict=True):
                     buffer.copy_(before)  # the forward pass has put what is not finite into them
@@ -145,17 +207,18 @@ def train_from(state: State, checkpoints: Checkpoints, dataset: Dataset, config:
             if config.checkpoint_every and (
                 metrics.step % config.checkpoint_every == 0 or metrics.step == metrics.steps
             ):
-                is_saved = checkpoints.save(metrics.step, metrics.epoch, state.shared(), state.own())
+                saver.save(metrics.step, metrics.epoch, state.shared(), state.own())
 
         share_batch_norm_statistics(state.model)
         accuracy = evaluate(strategy.model, dataset.test)
         metrics.epoch_done(accuracy)
         report_epoch(metrics, accuracy)
 
+    is_saved = saver.wait()
     metrics.run_done(accuracy, flat.sha256())
     say(f"test accuracy {100 * accuracy:.1f} %")
     if not is_saved:
-        raise TrainerError(f"the training is done, but its end could not be saved in {checkpoints.folder}")
+        raise TrainerError(f"the training is done, but its end could not be saved in {saver.folder}")
 
 
 def backward(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -173,12 +236,16 @@ def planned(config: Config, images: int) -> tuple[int, int]:
         raise TrainerError(
             f"{images} training images are too few for {config.world_size} ranks: use fewer ranks"
         )
-    steps_per_epoch = math.ceil(images // config.world_size / config.batch_size)
+    per_epoch = steps_per_epoch(config, images)
     if config.steps is None:
         epochs = config.epochs or DEFAULT_EPOCHS
-        return epochs, epochs * steps_per_epoch
-    steps = config.steps if config.epochs is None else min(config.steps, config.epochs * steps_per_epoch)
-    return math.ceil(steps / steps_per_epoch), steps
+        return epochs, epochs * per_epoch
+    steps = config.steps if config.epochs is None else min(config.steps, config.epochs * per_epoch)
+    return math.ceil(steps / per_epoch), steps
+
+
+def steps_per_epoch(config: Config, images: int) -> int:
+    return math.ceil(images // config.world_size / config.batch_size)
 
 
 def share_batch_norm_statistics(model: nn.Module) -> None:

@@ -84,6 +84,7 @@ CHECKS: tuple[Check, ...] = (
     Check("alias_elsewhere", "names", "and these names mean those hosts", net.alias_elsewhere, with_peers),
     Check("ifname", "network", "the interface that is named is there", net.ifname, with_ifname),
     Check("data_address", "network", "the data address is its own", net.data_address, with_data_address),
+    Check("public", "network", "strangers on the Internet cannot reach a run's ports", net.public),
     Check("route", "network", "it has a route to every other host", net.route, with_peers),
     Check("firewall", "network", "it gets a connection to every other host", net.firewall, with_peers),
     Check("mtu", "network", "large messages arrive; all have the same MTU", net.mtu, with_peers),

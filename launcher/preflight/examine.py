@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.agent import Agent
 from launcher.errors import HostError, InputError, PreflightError
+from launcher.logs import visible
 from launcher.model import CheckResult, Host, Inventory
 from launcher.plan import LaunchOptions, is_trainer, place
 from launcher.preflight import fixes
@@ -63,8 +64,8 @@ class Seen:
 
 def result_line(result: CheckResult) -> str:
     """One finding as a complaint that says where, what, and what to do."""
-    fix = "".join(f"\n  {line}" for line in result.fix.splitlines())
-    return f"{result.host}: {result.found} ({result.name}){fix}"
+    fix = "".join(f"\n  {visible(line)}" for line in result.fix.splitlines())
+    return f"{result.host}: {visible(result.found)} ({result.name}){fix}"
 
 
 def examine(
@@ -88,6 +89,7 @@ def examine(
         port=options.master_port or inventory.master_port or 0,
         data=data_folder(options.command),
         deep=deep,
+        i_know=options.i_know,
         figures=figures,
     )
     survey = take(agents, inventory, need, code, stay=stay)

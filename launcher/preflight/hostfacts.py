@@ -31,8 +31,8 @@ IDX_FILES = {
 
 
 def beside(name: str) -> Any:
-    """Another file of the kit; there is no package on a host."""
-    return importlib.import_module(name)
+    """Another file of the kit; there is no package on a host, but on the machine of whoever launches."""
+    return importlib.import_module(f"launcher.{name}" if __package__ else name)
 
 
 def text_of(path: str) -> str:
@@ -380,14 +380,18 @@ def folder(role: str, path: str) -> dict[str, Any]:
         about.update(free_space(place))
         about["on_home_disk"] = os.stat(place).st_dev == os.stat(os.path.expanduser("~")).st_dev
         tried = write_test(place)
-        about["problem"] = tried if READ_ONLY in tried else foreign(path) or tried
+        about["problem"] = tried if READ_ONLY in tried else foreign(role, path) or tried
     except OSError as error:
-        about["problem"] = foreign(path) or f"{place}: {error.strerror}"
+        about["problem"] = foreign(role, path) or f"{place}: {error.strerror}"
     return about
 
 
-def foreign(path: str) -> str:
-    """Whether it, or ringctl's own folder in it, belongs to someone else."""
+def foreign(role: str, path: str) -> str:
+    """Whether it, or ringctl's own folder in it, belongs to someone else. ringctl's own must be ours alone;
+    another one may be shared, as long as we can write to it."""
+    problem = str(beside("hoststore").not_ours(path)) if role == "home" else ""
+    if problem:
+        return problem
     for place in (path, os.path.join(path, "runs")):
         try:
             owner = os.stat(place).st_uid

@@ -123,11 +123,14 @@ def busy(view: View) -> Iterator[Finding]:
         yield Finding("warn", f"it runs {names}", "no other run", stops)
 
 
+BY_OTHERS = "can be written to by others"
+
+
 def folders(view: View) -> Iterator[Finding]:
     for place in view.facts.folders:
         if place.problem and not is_full(place.problem):
-            missing = place.problem.startswith("there is no folder")
-            found = place.problem if missing else f"cannot write: {place.problem}"
+            plain = place.problem.startswith("there is no folder") or place.problem.endswith(BY_OTHERS)
+            found = place.problem if plain else f"cannot write: {place.problem}"
             fix = own_folder(place) if place.role == "home" else workdir(view.host, place)
             yield blocker(found, "a folder that can be written to", fix)
 
@@ -138,6 +141,8 @@ def own_folder(place: Folder) -> str:
         return fixes.writable(place.path)
     if place.problem.endswith("is no folder"):
         return fixes.aside(place.path)
+    if place.problem.endswith(BY_OTHERS):
+        return f"chmod go-w {shlex.quote(place.path)}"
     if place.path.endswith("/.ringctl"):
         return fixes.owner()
     return "let RINGCTL_HOME there name a folder of your own, or take it out of what its shell reads"

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from launcher.model import Facts, Pair
+from launcher.plan import EXPOSED_FIX, exposed, is_public
 from launcher.preflight import fixes
 from launcher.preflight.view import Finding, View, blocker, is_loopback
 
@@ -115,6 +116,23 @@ def addresses_of(peer: View) -> set[str]:
     """What a name of another host may mean."""
     its = {interface.address for interface in peer.facts.interfaces if not is_loopback(interface.address)}
     return its | {peer.address, peer.host.address}
+
+
+def public(view: View) -> Iterator[Finding]:
+    """gloo listens on the data interface alone, but torch's store on all of the master's."""
+    wanted = "a private address, or a firewall that keeps others out"
+    if view.need.i_know:
+        return
+    if is_public(view.facts.data_address):
+        words = exposed(view.host.name, view.facts.data_address).removeprefix(f"{view.host.name}: ")
+        yield blocker(words, wanted, EXPOSED_FIX)
+    open_ = [
+        i for i in view.facts.interfaces if is_public(i.address) and i.address != view.facts.data_address
+    ]
+    if open_ and view.host.name == next(iter(view.need.ranks), "") and len(view.need.ranks) > 1:
+        ends = ", ".join(f"{i.address} ({i.name})" for i in open_)
+        found = f"the master port listens on all addresses, also on the public {ends}"
+        yield Finding("warn", found, wanted, "let a firewall close all ports there but SSH's; then: --i-know")
 
 
 def ifname(view: View) -> Iterator[Finding]:

@@ -7,20 +7,23 @@ import ipaddress
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
-from launcher.agent import Agent, Conversation
+from launcher.agent import Agent, Conversation, understood
 from launcher.errors import HostError, RingctlError
 from launcher.fanout import fan_out
+from launcher.logs import CONTROL
 from launcher.model import Facts, Host, Inventory, Pair, from_json, to_json
+from launcher.told import is_moment
 
 PROBE = "preflight/probe.py"
 FACTS_S = 30.0  # by then a host's Python has started from the slowest of disks
 DEEP_S = 180.0
 DIALS_S = 30.0
 PACKAGES = ("torch", "torchvision", "numpy")
+MOST_LISTENING = 16
 WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]{0,127}")  # of interfaces, hosts and runs
 
 T = TypeVar("T")
@@ -36,6 +39,7 @@ class Need:
     port: int = 0  # the master port, where the user has fixed it
     data: str = ""  # the folder with the dataset, as ranks will be told
     deep: bool = False  # really import torch, which takes seconds
+    i_know: bool = False  # gradients may go through a public address
     figures: bool = True  # measure latency and bandwidth of every pair, not only whether it works
 
 
@@ -165,12 +169,13 @@ class Asking:
         before = time.time()
         conversation.say({"peers": self._peers(name)})
         with understood(name):
-            theirs = float(conversation.answer(FACTS_S)["time"])
+            theirs = moment(conversation.answer(FACTS_S)["time"])
             half = (time.time() - before) / 2
             if not self.agents[name].host.local:
                 facts = replace(facts, clock_s=theirs - before - half, clock_error_s=half)
             told = conversation.answer(DIALS_S)["pairs"]
             pairs = [from_json(Pair, {**pair, "source": name}) for pair in told]
+            check_figures(pairs)
         return facts, [pair for pair in pairs if pair.target in self.facts and pair.target != name]
 
     def _peers(self, name: str) -> list[dict[str, Any]]:
@@ -233,13 +238,16 @@ def facts_from(host: Host, conversation: Conversation, seconds: float) -> Facts:
         return replace(facts, interfaces=usable)
 
 
-@contextlib.contextmanager
-def understood(host: str) -> Iterator[None]:
-    """Whatever a host answers that is not what was asked for is a HostError, of that host alone."""
-    try:
-        yield
-    except (TypeError, KeyError, ValueError, AttributeError, IndexError, OverflowError):
-        raise HostError(host, "its probe answered something else than it was asked") from None
+def moment(told: Any) -> float:
+    if not is_moment(told):
+        raise ValueError("a time that is none")
+    return float(told)
+
+
+def check_figures(pairs: Sequence[Pair]) -> None:
+    figures = [figure for pair in pairs for figure in (pair.latency_ms, pair.mbit_s)]
+    if not all(figure is None or 0 <= figure < 1e12 for figure in figures):
+        raise ValueError("a figure that is none")
 
 
 def check_plausible(facts: Facts) -> None:
@@ -254,3 +262,14 @@ def check_plausible(facts: Facts) -> None:
             raise HostError(facts.host, f"its probe answered with a name that cannot be used: {word[:80]!r}")
     if len(facts.ephemeral) not in (0, 2) or len(facts.nofile) not in (0, 2):
         raise ValueError("a range that is none")
+    ports = [facts.free_port, *facts.listening, facts.port.port if facts.port else 0, *facts.ephemeral]
+    if not all(0 <= port <= 65535 for port in ports) or len(facts.listening) > MOST_LISTENING:
+        raise ValueError("a port that is none")
+    figures = [facts.memory, facts.shm, facts.threads, facts.gpus, *facts.nofile]
+    figures += [interface.mtu for interface in facts.interfaces]
+    figures += [figure for place in facts.folders for figure in (place.free_bytes, place.free_inodes)]
+    if not 0 < facts.cores < 1 << 20 or not all(-1 <= figure < 1 << 64 for figure in figures):
+        raise ValueError("a machine that nobody has built")
+    for path in (facts.home, facts.python, facts.cwd):
+        if CONTROL.search(path):
+            raise HostError(facts.host, f"its probe answered with a path that cannot be used: {path[:80]!r}")

@@ -13,6 +13,15 @@ if TYPE_CHECKING:
     from launcher.transport.connect import Settings
 
 
+MOST_OUTPUT = 256 << 20  # of a command that is waited for: all of it is kept
+LAST_BYTES = 64 << 10
+LONGEST_WORDS = 500
+
+
+def too_much(host: str, most: int) -> HostError:
+    return HostError(host, f"it printed more than {most >> 20} MB, and was ended")
+
+
 @dataclass(frozen=True)
 class Completed:
     """A finished command."""
@@ -27,8 +36,9 @@ class Completed:
         """The last line of what it said, for a complaint."""
         from launcher.logs import visible
 
-        lines = (self.out + b"\n" + self.err).decode(errors="replace").strip().splitlines()
-        return visible(lines[-1]) if lines else "nothing"
+        ends = b"\n".join(said[-LAST_BYTES:] for said in (self.out, self.err))
+        lines = ends.decode(errors="replace").strip().splitlines()
+        return visible(lines[-1][:LONGEST_WORDS]) if lines else "nothing"
 
 
 class TimedOut(HostError):
@@ -82,9 +92,12 @@ class Transport(Protocol):
     def install(self) -> None:
         """Put our host-side files there; called when a `program` said that they are missing."""
 
-    def run(self, argv: Sequence[str], stdin: bytes | None, timeout: float) -> Completed:
-        """Run to the end; TimedOut if that takes too long. Without `stdin` it stays open and empty for as
-        long as somebody here waits, so that a command can tell when nobody does any more."""
+    def run(
+        self, argv: Sequence[str], stdin: bytes | None, timeout: float, most: int = MOST_OUTPUT
+    ) -> Completed:
+        """Run to the end; TimedOut if that takes too long, HostError if it prints more than `most` bytes.
+        Without `stdin` it stays open and empty for as long as somebody here waits, so that a command can tell
+        when nobody does any more."""
 
     def stream(self, argv: Sequence[str], stdin: bytes, more: bool = False) -> Channel:
         """Start, and read as it goes; with `more`, its stdin is kept open."""
@@ -114,6 +127,7 @@ class Pool:
 
     def __init__(self, no_input: bool = False) -> None:
         self._no_input = no_input
+        self.hidden: tuple[str, ...] = ()  # values that must not be shown, whatever a host says
         self._settings: Settings | None = None
         self._open: dict[Key, Transport] = {}
 

@@ -6,15 +6,17 @@ import contextlib
 import fcntl
 import os
 import select
+import selectors
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 
 from launcher import kit
 from launcher.errors import HostError
 from launcher.model import Host
-from launcher.transport import Channel, Completed, TimedOut
+from launcher.transport import MOST_OUTPUT, Channel, Completed, TimedOut, too_much
 
 READ_BYTES = 1 << 20
 
@@ -33,29 +35,37 @@ class LocalTransport:
             self.host.name, f"ringctl's own files are missing from {kit.PACKAGE}", fix="install it again"
         )
 
-    def run(self, argv: Sequence[str], stdin: bytes | None, timeout: float) -> Completed:
+    def run(
+        self, argv: Sequence[str], stdin: bytes | None, timeout: float, most: int = MOST_OUTPUT
+    ) -> Completed:
         if stdin is not None:
-            return self._finish(self._start(argv), stdin, timeout)
+            return self._finish(self._start(argv), stdin, timeout, most)
         theirs, ours = os.pipe()
         try:
             try:
                 process = self._start(argv, theirs)
             finally:
                 os.close(theirs)
-            return self._finish(process, None, timeout)
+            return self._finish(process, None, timeout, most)
         finally:
             os.close(ours)
 
-    def _finish(self, process: subprocess.Popen[bytes], stdin: bytes | None, timeout: float) -> Completed:
+    def _finish(
+        self, process: subprocess.Popen[bytes], stdin: bytes | None, timeout: float, most: int
+    ) -> Completed:
+        out, err, deadline = bytearray(), bytearray(), time.monotonic() + timeout
         try:
-            out, err = process.communicate(stdin, timeout)
-        except subprocess.TimeoutExpired as error:
+            if not exchange(process, stdin or b"", deadline, out, err, most):
+                raise too_much(self.host.name, most)
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
             abandon(process)
-            raise TimedOut(self.host.name, timeout, error.output or b"", error.stderr or b"") from None
+            raise TimedOut(self.host.name, timeout, bytes(out), bytes(err)) from None
         except BaseException:
             abandon(process)
             raise
-        return Completed(process.returncode, out, err)
+        close_pipes(process)
+        return Completed(process.returncode, bytes(out), bytes(err))
 
     def stream(self, argv: Sequence[str], stdin: bytes, more: bool = False) -> Channel:
         channel = LocalChannel(self.host.name, self._start(argv))
@@ -78,11 +88,62 @@ class LocalTransport:
         return subprocess.Popen(argv, stdin=stdin, stdout=pipe, stderr=pipe, start_new_session=True)
 
 
+def exchange(
+    process: subprocess.Popen[bytes],
+    stdin: bytes,
+    deadline: float,
+    out: bytearray,
+    err: bytearray,
+    most: int,
+) -> bool:
+    """Write all of `stdin`, and hear all that is said; False if that is more than `most`."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    left = memoryview(stdin)
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(process.stdout, selectors.EVENT_READ, out)
+        waiting.register(process.stderr, selectors.EVENT_READ, err)
+        if process.stdin is not None:
+            waiting.register(process.stdin, selectors.EVENT_WRITE)
+        speaking = 2
+        while speaking:
+            ready = waiting.select(max(0.0, deadline - time.monotonic()))
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(process.args, 0.0)
+            for key, _ in ready:
+                if key.data is None:
+                    left = left[written(key.fd, left) :]
+                    ended = not left
+                else:
+                    data = os.read(key.fd, READ_BYTES)
+                    key.data.extend(data)
+                    ended, speaking = not data, speaking - (not data)
+                if ended:
+                    waiting.unregister(key.fileobj)
+                if ended and process.stdin is not None and key.data is None:
+                    process.stdin.close()  # which tells it that this was all
+            if len(out) + len(err) > most:
+                return False
+    return True
+
+
+def written(fd: int, data: memoryview) -> int:
+    """How much of it a pipe has taken that has room; all, if nobody reads it any more."""
+    try:
+        return os.write(fd, data[: select.PIPE_BUF]) if data else 0
+    except BrokenPipeError:
+        return len(data)
+
+
 def abandon(process: subprocess.Popen[bytes]) -> None:
     """End it and whatever it started in its session."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    close_pipes(process)
+
+
+def close_pipes(process: subprocess.Popen[bytes]) -> None:
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
             with contextlib.suppress(BrokenPipeError):

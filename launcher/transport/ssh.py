@@ -24,7 +24,8 @@ from fabric import Connection
 from launcher import kit
 from launcher.errors import HostError, InputError
 from launcher.model import Host
-from launcher.transport import Channel, Completed, HostKey, TimedOut
+from launcher.told import words_of
+from launcher.transport import MOST_OUTPUT, Channel, Completed, HostKey, TimedOut, too_much
 from launcher.transport.connect import (
     KeyShown,
     Nobody,
@@ -64,14 +65,17 @@ class SshTransport:
         if kit.INSTALLED not in done.out:
             raise not_installed(self.host, done)
 
-    def run(self, argv: Sequence[str], stdin: bytes | None, timeout: float) -> Completed:
+    def run(
+        self, argv: Sequence[str], stdin: bytes | None, timeout: float, most: int = MOST_OUTPUT
+    ) -> Completed:
         deadline = time.monotonic() + timeout
         channel = self._execute(argv, stdin or b"")
         out, err = bytearray(), bytearray()
         try:
             if stdin is not None:
                 channel.shutdown_write()
-            read_both(channel, deadline, out, err)
+            if not read_both(channel, deadline, out, err, most):
+                raise too_much(self.host.name, most)
             if not channel.status_event.wait(max(0.0, deadline - time.monotonic())):
                 raise TimeoutError
         except TimeoutError:
@@ -212,13 +216,16 @@ class SshChannel:
 
 def not_installed(host: Host, done: Completed) -> HostError:
     """Why our files are not there: the disk, its owner, something in the way, or something else."""
+    from launcher.agent import understood  # which imports this package
     from launcher.preflight import fixes
 
     _, told, text = done.out.partition(kit.CANNOT)
     if not told:
         words = f"cannot put ringctl's files there; it said: {done.last_words}"
         return HostError(host.name, words, kind="python_old")
-    number, why, path, inodes, own_disk = json.loads(text.split(b"\n")[0])
+    with understood(host.name):
+        number, why, path, inodes, own_disk = json.loads(text.split(b"\n")[0])
+        why, path = words_of(why), words_of(path)
     words, own = f"cannot put ringctl's files there: {path}: {why}", "~/.ringctl"
     place = own if own_disk else "~"
     if number in (errno.ENOSPC, errno.EDQUOT):
@@ -271,21 +278,27 @@ def send_all(channel: paramiko.Channel, data: bytes) -> None:
         channel.sendall(data[start : start + PIECE])
 
 
-def read_both(channel: paramiko.Channel, deadline: float, out: bytearray, err: bytearray) -> None:
-    """All of stdout and stderr. Each is emptied while the other is waited for: they share one window."""
+def read_both(channel: paramiko.Channel, deadline: float, out: bytearray, err: bytearray, most: int) -> bool:
+    """All of stdout and stderr. Each is emptied while the other is waited for: they share one window. False
+    if there is more than `most` of it."""
     data = b"more"
     while data:
+        if len(out) + len(err) > most:
+            return False
         channel.settimeout(min(0.2, remaining(deadline)))
         with contextlib.suppress(TimeoutError):
             data = channel.recv(1 << 18)
             out += data
-        while channel.recv_stderr_ready():
+        while channel.recv_stderr_ready() and len(err) <= most:
             err += channel.recv_stderr(1 << 18)
     data = b"more"
     while data:
         channel.settimeout(remaining(deadline))
         data = channel.recv_stderr(1 << 18)
         err += data
+        if len(out) + len(err) > most:
+            return False
+    return True
 
 
 def remaining(deadline: float) -> float:

@@ -49,11 +49,7 @@ def bare(cluster: hosts.Hosts) -> hosts.Hosts:
 
 
 def become_controller(cluster: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = folder / "home"
-    shutil.copytree(cluster.home, home)
-    config = home / ".ssh" / "config"
-    config.write_text(config.read_text().replace(str(cluster.home), str(home)))
-    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("HOME", str(hosts.own_home(cluster, folder)))
     monkeypatch.setenv("RINGCTL_HOSTS", str(folder / "hosts.yaml"))
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     hosts.inventory(cluster)

@@ -34,6 +34,15 @@ OURS = f"{HOME}/.ringctl"
 # --- The controller's side -----------------------------------------------------------------------
 
 
+def own_home(cluster: Cluster, folder: Path) -> Path:
+    """A home for the controller, with what is needed to reach the hosts."""
+    home = folder / "home"
+    shutil.copytree(cluster.home, home)
+    config = home / ".ssh" / "config"
+    config.write_text(config.read_text().replace(str(cluster.home), str(home)))
+    return home
+
+
 def inventory(cluster: Cluster, only: tuple[str, ...] = (), **changes: dict[str, Any]) -> Path:
     """Write the inventory that ringctl finds: the cluster's, some of its hosts, each with changes (a value of
     None takes a key away; `defaults` are the defaults)."""

@@ -146,6 +146,60 @@ def test_ranks_that_did_not_come_are_named_with_their_hosts(line: str, missing: 
     assert cause.text.partition("; missing: ")[2] == "; ".join(f"rank {rank} on h{rank}" for rank in missing)
 
 
+DIALLED = (
+    "DistNetworkError: The client socket has timed out after 1000ms while trying to connect to (10.0.0.1, 7)."
+)
+
+
+@pytest.mark.parametrize(
+    ("zero", "why"),
+    [
+        (failed(0, ended=1.0), "rank 0 on h0 was up and waited for it, so that is not the address and port"),
+        (RankState(0, "h0", state="succeeded", ended=1.0), "rank 0 on h0 had ended by itself"),
+        (
+            RankState(0, "h0", state="stopped"),
+            "rank 0 on h0 had not opened its store: it sat in `time.sleep(600)`",
+        ),
+        (
+            RankState(0, "h9", state="stopped"),
+            "rank 0 on h9 said nothing: rank 0 does not answer at the master",
+        ),
+        (RankState(0, "gone"), "rank 0 on gone cannot be heard any more (gone: no answer)"),
+    ],
+)
+def test_who_could_not_reach_rank_0_is_named_and_what_rank_0_did_meanwhile(zero: RankState, why: str) -> None:
+    """Also of those that were ended while they still tried."""
+    tails = Tails()
+    for rank in (1, 3):
+        tails.add(line(rank, "err", DIALLED))
+    if zero.state == "failed":
+        waited = "DistStoreError: Timed out after 1 seconds waiting for clients. 2/4 clients joined."
+        tails.add(line(0, "err", waited))
+    if zero.host == "h0":
+        tails.add(stack(0, *SLEEPING))
+    ended = RankState(3, "h3", state="stopped", reason="rank 1 failed")
+    run = run_of(zero, failed(1, ended=2.0), RankState(2, "h2", state="stopped"), ended)
+    cause = first_failure(run, tails, {"gone": "gone: no answer"})
+    assert cause is not None
+    assert (cause.rank, cause.host, cause.id) == (1, "h1", "store_timeout")
+    begin = "rank 1 on h1 could not reach rank 0 at 10.0.0.1 port 7, and neither could rank 3; "
+    assert cause.text.startswith(begin + why)
+
+
+def test_a_rank_0_that_looks_for_its_own_store_is_told_also_where_it_was_ended_meanwhile() -> None:
+    said = {0: [DIALLED], 1: [DIALLED]}
+    for zero in (failed(0, ended=2.0), RankState(0, "h0", state="stopped")):
+        cause = cause_of(run_of(zero, failed(1, ended=1.0)), said)
+        assert (cause.rank, cause.host, cause.id) == (0, "h0", "stale_env")
+
+
+def test_whoever_could_not_come_knows_more_than_those_who_waited() -> None:
+    waited = "DistStoreError: Timed out after 1 seconds waiting for clients. 1/2 clients joined."
+    away = "DistNetworkError: failed to connect to 10.9.9.9:7 (errno: 113 - No route to host)."
+    cause = cause_of(run_of(failed(0, ended=1.0), failed(1, ended=2.0)), {0: [waited], 1: [away]})
+    assert (cause.rank, cause.id) == (1, "no_route")
+
+
 class Notes:
     """A screen that remembers what ringctl itself says."""
 
@@ -283,7 +337,9 @@ def test_a_rank_that_did_not_start_says_why() -> None:
 
 def test_a_run_whose_supervisor_was_killed_says_where() -> None:
     ended = RankState(0, "h0", state="stopped", reason="its supervisor was killed")
-    assert cause_of(run_of(ended)).text == "the run was ended on h0: its supervisor was killed"
+    cause = cause_of(run_of(ended))
+    assert cause.text.startswith("the run was ended on h0: its supervisor was killed (logind ended")
+    assert cause.fix == "`loginctl enable-linger` on h0"
 
 
 def test_a_lost_run_says_where_and_how_to_end_the_rest() -> None:

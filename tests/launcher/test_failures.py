@@ -4,67 +4,27 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from launcher import ask, fold, foreign, run, text, watch
-from launcher.diagnose import Cause
-from launcher.model import Event, Plan, RunState
-from launcher.transport import Pool
+from launcher import text
+from launcher.model import Event, RunState
 from tests.launcher import hosts
+from tests.launcher.failing import (
+    MEET,
+    Step,
+    explained,
+    failure,
+    failure_and_screen,
+    failure_together,
+    produces,
+    program,
+    together,
+    watched,
+)
 from tests.launcher.hosts import Hosts, inventory
-
-Step = Callable[[list[Event], RunState], None]
-
-
-class Watched:
-    """A screen that remembers, and lets a test interfere when something has happened."""
-
-    def __init__(self, during: Step) -> None:
-        self.during = during
-        self.notes: list[str] = []
-
-    def plan(self, plan: Plan) -> None:
-        pass
-
-    def show(self, events: list[Event], state: RunState) -> None:
-        self.during(events, state)
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-
-def watched(
-    command: list[str], *, world: int = 1, local: bool = True, during: Step = lambda *_: None, **options: Any
-) -> tuple[watch.Outcome, Watched]:
-    """Launch unchecked, as someone who knows better does, and watch it to its end."""
-    screen, pool, interrupts = Watched(during), Pool(no_input=True), watch.Interrupts()
-    settings = {"name": "", "master_port": None, "prefork": True, "variables": {}, **options}
-    try:
-        asked = ask.run(ask.Where(), tuple(command), local=local, world=world, **settings)
-        plan, agents = run.launch(
-            asked.inventory, asked.options, pool, asked.snapshot, screen, interrupts, preflight=False
-        )
-        return watch.watch(fold.initial(plan), agents, screen, interrupts), screen
-    finally:
-        interrupts.release()
-        pool.close()
-
-
-def failure(command: list[str], **options: Any) -> Cause:
-    outcome, _ = watched(command, **options)
-    assert outcome.state.state == "failed"
-    assert outcome.cause is not None
-    return outcome.cause
-
-
-def program(body: str, name: str = "train.py") -> list[str]:
-    Path(name).write_text(textwrap.dedent(body))
-    return ["python", name]
 
 
 @pytest.fixture
@@ -110,6 +70,7 @@ ALONE = {
 }  # fmt: skip
 
 
+@produces(*ALONE)
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("id_", ALONE)
 def test_what_a_rank_dies_of_is_told(id_: str) -> None:
@@ -141,28 +102,6 @@ def test_what_is_not_known_is_said_to_be_unknown_with_the_last_lines() -> None:
 
 # --- Ranks that need each other ------------------------------------------------------------------
 
-TOGETHER = """
-import datetime, json, os, sys, time
-import torch, torch.distributed as dist
-
-rank, metrics = int(os.environ["RANK"]), open(os.environ["RINGCTL_METRICS"], "a", buffering=1)
-
-def join(**place):
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds={timeout}), **place)
-
-def step(number, size=1000):
-    dist.all_reduce(torch.ones(size))
-    metrics.write(json.dumps(dict(step=number)) + "\\n")
-"""
-
-
-def together(body: str, timeout: float | str = 60) -> list[str]:
-    return program(TOGETHER.replace("{timeout}", str(timeout)) + textwrap.dedent(body))
-
-
-def failure_together(body: str, *, world: int = 2, timeout: float | str = 60) -> Cause:
-    return failure(together(body, timeout), world=world)
-
 
 @pytest.mark.usefixtures("folder")
 def test_a_rank_that_raises_in_step_3_is_named_with_its_own_lines() -> None:
@@ -184,13 +123,19 @@ def test_a_rank_that_raises_in_step_3_is_named_with_its_own_lines() -> None:
     ]
 
 
+@produces("peer_died")
 @pytest.mark.usefixtures("folder")
 def test_a_rank_that_is_killed_is_named_and_not_those_that_lost_it() -> None:
-    cause = failure_together("join()\nstep(1)\nif rank == 1: os.kill(os.getpid(), 9)\nstep(2)", world=3)
+    command = together("join()\nstep(1)\nif rank == 1: os.kill(os.getpid(), 9)\nstep(2)")
+    cause, screen = failure_and_screen(command, world=3)
     assert (cause.rank, cause.id) == (1, "killed")
     assert "was killed by SIGKILL" in cause.text
+    alone = explained(screen.log_of(0))
+    assert (alone.rank, alone.id) == (0, "peer_died")
+    assert "the rank that failed first is not in this log" in alone.fix
 
 
+@produces("hang")
 @pytest.mark.usefixtures("folder")
 def test_a_rank_that_hangs_is_named_with_its_step_and_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RINGCTL_WATCHDOG", "1")
@@ -232,6 +177,7 @@ def test_a_slow_run_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 UNEVEN = "join()\nfor number in range(3 if rank == 1 else 5):\n    step(number)\n"
 
 
+@produces("uneven")
 @pytest.mark.usefixtures("folder")
 def test_ranks_with_fewer_batches_are_named() -> None:
     cause = failure_together(UNEVEN)
@@ -248,11 +194,13 @@ def test_ranks_that_wait_in_different_calls_are_told_apart() -> None:
     assert "rank 1 in `dist.barrier()`" in cause.text
 
 
+@produces("code_differs")
 @pytest.mark.usefixtures("folder")
 def test_ranks_with_different_models_are_told() -> None:
     assert failure_together("join()\nstep(1, 1000 - 100 * rank)").id == "code_differs"
 
 
+@produces("port_used")
 @pytest.mark.usefixtures("folder")
 def test_a_port_that_is_taken_after_the_start_is_told() -> None:
     body = """
@@ -266,6 +214,7 @@ def test_a_port_that_is_taken_after_the_start_is_told() -> None:
     assert "--master-port" in cause.fix
 
 
+@produces("ranks")
 @pytest.mark.usefixtures("folder")
 def test_a_rank_that_never_comes_is_named() -> None:
     cause = failure_together("if rank == 1: time.sleep(600)\njoin()", timeout=1)
@@ -273,6 +222,7 @@ def test_a_rank_that_never_comes_is_named() -> None:
     assert "; missing: rank 1 on localhost, which was in `if rank == 1: time.sleep(600)`" in cause.text
 
 
+@produces("alias_missing")
 @pytest.mark.usefixtures("folder")
 def test_a_name_that_nobody_knows_is_told() -> None:
     body = "os.environ['MASTER_ADDR'] = 'no-such-host.invalid' if rank else os.environ['MASTER_ADDR']\njoin()"
@@ -283,13 +233,6 @@ def test_a_name_that_nobody_knows_is_told() -> None:
 # --- Hosts and what is between them --------------------------------------------------------------
 
 ON_HOSTS = "join()\nfor number in range(100000):\n    step(number)\n    time.sleep(0.02)\n"
-
-
-# Waits for the others as long as it takes, so that a short timeout only counts for the connections.
-MEET = """
-store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), 2, rank == 0)
-join(store=store, rank=rank, world_size=2)
-"""
 
 
 def once_it_trains(act: Callable[[], None]) -> Step:
@@ -320,6 +263,7 @@ def test_a_firewall_raised_while_they_train_is_told_from_a_hang(two: Hosts) -> N
     assert "all wait for each other: packets between the hosts are lost" in cause.text
 
 
+@produces("host_gone")
 def test_a_host_that_is_gone_while_they_train_is_named(two: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launcher.follow.SILENCE_S", 2.0)
     monkeypatch.setattr("launcher.watch.RETRY_S", 1.0)
@@ -336,6 +280,7 @@ def test_a_host_that_is_gone_while_they_train_is_named(two: Hosts, monkeypatch: 
         found["server2"].stop(outcome.state.run, 0.0)
 
 
+@produces("firewall")
 def test_a_firewall_that_only_lets_the_master_port_through_is_told(two: Hosts) -> None:
     for host, peer in (("server1", "server2"), ("server2", "server1")):
         two.drop_port(host, (32768, 60999), from_=peer, new_only=True)
@@ -344,6 +289,7 @@ def test_a_firewall_that_only_lets_the_master_port_through_is_told(two: Hosts) -
     assert "preflight" in cause.fix
 
 
+@produces("loopback_name")
 def test_a_wrong_interface_that_the_user_insists_on_is_told(two: Hosts) -> None:
     inventory(two, only=("server1", "server2"), defaults={"ifname": "lo"})
     # Rank 1 is the first to give up, however long a busy machine takes to start either of them.
@@ -352,6 +298,7 @@ def test_a_wrong_interface_that_the_user_insists_on_is_told(two: Hosts) -> None:
     assert "ifname" in cause.fix
 
 
+@produces("ifname")
 def test_an_interface_that_is_not_there_is_told(cluster: Hosts) -> None:
     inventory(cluster, only=("server2",), server2={"ifname": "eth9"})
     cause = failure(together("join()"), local=False, world=1)
@@ -376,6 +323,7 @@ def test_the_kernels_own_kill_for_want_of_memory_is_told_for_sure(little_memory:
     assert little_memory.names
 
 
+@produces("ssh_hostkey", "ssh_auth")
 @pytest.mark.parametrize(
     ("options", "id_"),
     [
@@ -391,6 +339,4 @@ def test_what_ssh_itself_says_is_explained(cluster: Hosts, options: list[str], i
     common = ["-F", "/dev/null", "-o", "BatchMode=yes", "-o", "UserKnownHostsFile=/dev/null"]
     ssh = ["ssh", *common, *options, to, "true"]
     said = subprocess.run(ssh, capture_output=True, text=True, timeout=30).stderr
-    cause = foreign.read(said.splitlines()).cause
-    assert cause is not None
-    assert cause.id == id_
+    assert explained(said).id == id_

@@ -82,8 +82,16 @@ class Outcome:
         return self.records[-1]
 
 
-def trained(world: int, folder: Path, *options: str, env: Mapping[str, str] | None = None) -> list[Outcome]:
-    """How the trainer ended on each of `world` ranks that were started by hand with these options."""
+def trained(
+    world: int,
+    folder: Path,
+    *options: str,
+    env: Mapping[str, str] | Callable[[int], Mapping[str, str]] | None = None,
+) -> list[Outcome]:
+    """How the trainer ended on each of `world` ranks that were started by hand with these options.
+
+    `env` is what they find in their environment, or says that of each rank.
+    """
     address = f"tcp://127.0.0.1:{free_port()}"
     run = folder / f"run-{time.monotonic_ns()}"
     run.mkdir(parents=True)
@@ -93,7 +101,8 @@ def trained(world: int, folder: Path, *options: str, env: Mapping[str, str] | No
         sys.stdout, sys.stderr = ((run / f"{rank}.{name}").open("w", buffering=1) for name in ("out", "err"))
         os.dup2(sys.stdout.fileno(), 1)
         os.dup2(sys.stderr.fileno(), 2)
-        os.environ.update({"RINGCTL_METRICS": str(run / f"{rank}.jsonl"), **(env or {})})
+        own = env(rank) if callable(env) else env or {}
+        os.environ.update({"RINGCTL_METRICS": str(run / f"{rank}.jsonl"), **own})
         place = ["--init-method", address, "--rank", str(rank), "--world-size", str(world)]
         return main([*place, "--gloo_socket_ifname", "lo", "--threads", "1", *options])
 

@@ -10,6 +10,7 @@ import os
 import pickle
 import shutil
 import subprocess
+import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,10 +20,13 @@ from typing import Any
 import pytest
 import torch
 
+from tests.conftest import eventually
 from tests.trainer.ranks import together
 from trainer import group
-from trainer.checkpoint import OWN, TEMPORARY, Checkpoints
+from trainer.checkpoint import OWN, Checkpoints
+from trainer.checkpoint_files import TEMPORARY
 from trainer.errors import InputError
+from trainer.saver import Saver
 
 RUN = {"--model": "bn-cnn", "--world-size": 1}
 LIMIT = 1 << 20
@@ -30,6 +34,11 @@ LIMIT = 1 << 20
 
 def opened(folder: Path, made_by: str = "", **changes: Any) -> Checkpoints:
     return Checkpoints(str(folder), RUN | changes, LIMIT, made_by)
+
+
+def of_attempt(number: int, folder: Path, hosts: str = "", run: str = "run-1", **changes: Any) -> Checkpoints:
+    """For ranks on these hosts, a letter each, with one copy of the model."""
+    return Checkpoints(str(folder), RUN | changes, LIMIT, run, attempt=number, hosts=list(hosts), copies=1)
 
 
 def save(checkpoints: Checkpoints, step: int) -> bool:
@@ -85,7 +94,9 @@ def test_a_manifest_says_what_was_saved(folder: Path) -> None:
 
 def test_a_tensor_that_is_part_of_a_larger_one_is_saved_without_the_rest(tmp_path: Path) -> None:
     large = torch.zeros(100_000)
-    opened(tmp_path).save(1, 1, {"model": {"weight": large[:10]}}, {})
+    saver = Saver(opened(tmp_path), None)
+    saver.save(1, 1, {"model": {"weight": large[:10]}}, {})
+    assert saver.wait()
     assert (tmp_path / "step-00000001" / "model.pt").stat().st_size < 10_000
 
 
@@ -525,3 +536,270 @@ def test_when_one_rank_cannot_save_all_of_them_know(
     place = tmp_path / "1" / "step-00000004"
     told = f"step 4 could not be saved, the checkpoint before it stays: rank 1: {place}: File exists"
     assert f"trainer: warning: {told}\n" in capfd.readouterr().err
+
+
+# --- Copies on other hosts ------------------------------------------------------------------------
+
+
+def test_the_first_rank_on_another_host_has_a_copy_of_the_model_in_its_manifest(tmp_path: Path) -> None:
+    def work(rank: int) -> dict[str, Any]:
+        hosts = "aabc"
+        place = tmp_path / hosts[rank] / "step-00000002"
+        assert save(of_attempt(1, tmp_path / hosts[rank], hosts), 2)
+        manifest = json.loads((place / f"rank-{rank}.json").read_text())
+        for name, facts in manifest["files"].items():
+            assert hashlib.sha256((place / name).read_bytes()).hexdigest() == facts["sha256"]
+        return manifest
+
+    manifests = together(4, tmp_path, work)
+    having = [rank for rank, manifest in enumerate(manifests) if "model.pt" in manifest["files"]]
+    assert having == [0, 2]
+    sums = {manifests[rank]["files"]["model.pt"]["sha256"] for rank in having}
+    assert {manifest["model_sha256"] for manifest in manifests} == sums
+    assert not (tmp_path / "c" / "step-00000002" / "model.pt").exists()
+
+
+def test_a_model_that_is_not_the_same_everywhere_is_not_saved(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def work(rank: int) -> tuple[bool, list[int]]:
+        folder = tmp_path / str(rank)
+        checkpoints = of_attempt(1, folder, "ab")
+        save(checkpoints, 2)
+        shared = {"model": {"weight": torch.full((3, 2), float(rank))}}
+        return checkpoints.save(4, 1, shared, {"metrics": {"step": 4}}), saved_steps(folder)
+
+    assert together(2, tmp_path, work) == [(False, [2])] * 2
+    assert capfd.readouterr().err == (
+        "trainer: warning: step 4 could not be saved, the checkpoint before it stays: "
+        "rank 1: its model.pt is not the same as that of other ranks\n"
+    )
+
+
+def test_a_later_attempt_takes_the_lowest_copy_that_is_whole(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def work(rank: int) -> list[Any]:
+        results: list[Any] = []
+
+        def look(case: str, lose: Callable[[Path], None], number: int = 2) -> None:
+            folder = tmp_path / case / str(rank)
+            first = of_attempt(1, folder, "abc")
+            assert all(save(first, step) for step in (2, 4))
+            lose(folder)
+            try:
+                part = of_attempt(number, folder, "abc").newest("auto")
+            except InputError as error:
+                results.append(str(error))
+                return
+            assert part is not None
+            assert (part.shared is not None) == (rank == part.sender)
+            assert (part.own is None) == (rank in part.afresh)
+            results.append((part.step, part.sender, part.afresh))
+
+        def lose_host(folder: Path) -> None:
+            if rank == 0:
+                shutil.rmtree(folder)
+
+        def damage(folder: Path) -> None:
+            if rank == 0:
+                (folder / "step-00000004" / "model.pt").write_bytes(b"")
+
+        def cut_own_part(folder: Path) -> None:
+            if rank == 2:
+                (folder / "step-00000004" / "rank-2.pt").write_bytes(b"")
+
+        look("lost", lose_host)
+        look("lost at first", lose_host, number=1)
+        look("damaged", damage)
+        look("cut", cut_own_part)
+        return results
+
+    for lost, refused, damaged, cut in together(3, tmp_path, work):
+        assert lost == (4, 1, (0,))
+        assert "step 4 is not whole: rank 0: its part is not on its host" in refused
+        assert damaged == (4, 1, ()), "the copy is as good"
+        assert cut == (2, 0, ()), "the one before leads to the same bits"
+    place = tmp_path / "damaged" / "0" / "step-00000004" / "model.pt"
+    why = f"for it is not whole elsewhere: rank 0: {place} has 0 bytes of "
+    assert f"the model of step 4 is taken from rank 1, {why}" in capfd.readouterr().err
+
+
+def test_what_another_number_of_ranks_saved_is_for_later_attempts_of_the_same_run_only(
+    tmp_path: Path,
+) -> None:
+    """Four ranks on two hosts save; then one host is left, and its ranks have other numbers."""
+    four: dict[str, Any] = {"--world-size": 4, "steps in all": 8}
+    two: dict[str, Any] = {"--world-size": 2, "steps in all": 16}
+    folder = tmp_path / "b"
+
+    def first(rank: int) -> bool:
+        checkpoints = of_attempt(1, tmp_path / "aabb"[rank], "aabb", **four)
+        return all(save(checkpoints, step) for step in (2, 4))
+
+    def refused(number: int, run: str, text: str, **changes: Any) -> None:
+        with pytest.raises(InputError, match=text):
+            of_attempt(number, folder, "bb", run, **two, **changes).newest("auto")
+
+    def then(rank: int) -> list[Any]:
+        refused(1, "run-1", "step 4 was made with --world-size 4, not 2")
+        refused(2, "run-2", "step 4 was made with --world-size 4, not 2")
+        refused(2, "run-1", "step 4 was made with --model", **{"--model": "mnist-cnn"})
+        found = []
+        for step in (4, 2):
+            part = of_attempt(2, folder, "bb", **two).newest("auto")
+            assert part is not None
+            assert part.own is None
+            found.append((part.step, part.steps, part.world, part.sender, part.is_resized))
+            group.wait_for_all(30)
+            if rank == 0:
+                (folder / f"step-{step:08d}" / "model.pt").unlink()
+            group.wait_for_all(30)
+        refused(2, "run-1", r"step 4 is not whole: rank 0: .*/model.pt cannot be read: No such file")
+        return found
+
+    assert all(together(4, tmp_path, first))
+    assert together(2, tmp_path, then) == [[(4, 8, 4, 0, True), (2, 8, 4, 0, True)]] * 2
+
+
+def test_of_attempts_with_other_numbers_of_ranks_the_one_that_is_furthest_counts(tmp_path: Path) -> None:
+    one: dict[str, Any] = {"--world-size": 1, "steps in all": 20}
+    two: dict[str, Any] = {"--world-size": 2, "steps in all": 10}
+    folder = tmp_path / "checkpoints"
+    alone = of_attempt(1, folder, **one)
+    assert all(save(alone, step) for step in (8, 10))
+
+    def grown(_: int) -> tuple[int, bool]:
+        checkpoints = of_attempt(2, folder, "aa", **two)
+        part = checkpoints.newest("auto")
+        assert part is not None
+        return part.step, save(checkpoints, 6)
+
+    assert together(2, tmp_path, grown) == [(10, True)] * 2
+    assert saved_steps(folder) == [6, 10]
+    again = of_attempt(3, folder, **one)
+    part = again.newest("auto")
+    assert part is not None
+    assert (part.step, part.steps, part.world) == (6, 10, 2)
+    assert save(again, 14)
+    assert saved_steps(folder) == [6, 14]
+
+
+def test_a_checkpoint_written_over_one_of_more_ranks_has_nothing_of_those(tmp_path: Path) -> None:
+    def save_it(_: int) -> bool:
+        return save(of_attempt(1, tmp_path / "checkpoints", "aaa"), 4)
+
+    together(3, tmp_path, save_it)
+    together(2, tmp_path, save_it)
+    names = sorted(path.name for path in (tmp_path / "checkpoints" / "step-00000004").glob("rank-*"))
+    assert names == ["rank-0.json", "rank-0.pt", "rank-1.json", "rank-1.pt"]
+
+
+# --- Beside the training --------------------------------------------------------------------------
+
+
+def test_a_rank_that_is_slow_to_remove_what_is_old_does_not_remove_what_the_next_one_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks of one host share a folder, and nothing but saving itself holds their savers together."""
+    folder = tmp_path / "checkpoints"
+
+    def work(rank: int) -> list[bool]:
+        checkpoints = opened(folder)
+        saves = [save(checkpoints, 2), save(checkpoints, 4)]
+        real, answers = group.gather_texts, [0]
+
+        def gather(*said: Any) -> list[str]:
+            texts = real(*said)
+            answers[0] += 1
+            if answers[0] == 3:  # all manifests are there
+                assert eventually((folder / "step-00000008" / "rank-1.pt").exists)
+            return texts
+
+        if rank == 0:
+            monkeypatch.setattr(group, "gather_texts", gather)
+        saves.append(save(checkpoints, 6))
+        monkeypatch.undo()
+        return [*saves, save(checkpoints, 8)]
+
+    assert together(2, tmp_path, work) == [[True] * 4] * 2
+    assert saved_steps(folder) == [6, 8]
+    assert together(2, tmp_path, lambda _: read_back(folder)) == [8, 8]
+
+
+class Slow(Checkpoints):
+    """Begins to write when it is let, and notes what was there when it was asked to."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(str(folder), RUN, LIMIT)
+        self.begin = threading.Event()
+        self.under_way = threading.Event()
+        self.there: list[list[int]] = []
+
+    def save(self, *what: Any) -> bool:
+        self.there.append(saved_steps(self.folder))
+        self.under_way.set()
+        assert self.begin.wait(30)
+        return super().save(*what)
+
+
+def test_what_is_trained_while_it_is_saved_is_not_saved(tmp_path: Path) -> None:
+    checkpoints = Slow(tmp_path)
+    saver = Saver(checkpoints, None)
+    weight, random = torch.full((3, 2), 2.0), torch.arange(2)
+    saver.save(2, 1, {"model": {"weight": weight}}, {"random": random, "metrics": {"step": 2}})
+    assert checkpoints.under_way.wait(30)
+    weight.zero_()
+    random.zero_()
+    checkpoints.begin.set()
+    assert saver.wait()
+    assert read_back(tmp_path) == 2
+    saver.close()
+
+
+def test_a_save_waits_for_the_one_before(tmp_path: Path) -> None:
+    checkpoints = Slow(tmp_path)
+    saver = Saver(checkpoints, None)
+
+    def train() -> None:
+        for step in (2, 4, 6):
+            shared = {"model": {"weight": torch.full((3, 2), float(step))}}
+            saver.save(step, 1, shared, {"random": torch.arange(step), "metrics": {"step": step}})
+        saver.close()
+
+    training = threading.Thread(target=train)
+    training.start()
+    assert checkpoints.under_way.wait(30)
+    checkpoints.begin.set()
+    training.join(30)
+    assert checkpoints.there == [[], [2], [2, 4]]
+    assert read_back(tmp_path) == 6
+
+
+def test_a_mistake_while_saving_ends_the_training_or_is_told_where_that_has_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saver = Saver(opened(tmp_path), None)
+    saver.save(2, 1, {"model": threading.Lock()}, {})
+    with pytest.raises(TypeError, match="pickle"):
+        saver.wait()
+    saver.close()
+    assert capsys.readouterr().err == "", "it was raised already"
+    saver.save(4, 1, {"model": threading.Lock()}, {})
+    saver.close()
+    told = capsys.readouterr().err
+    assert told.startswith("trainer: warning: rank 0 could not finish the checkpoint of step 4: Traceback")
+    assert "cannot pickle" in told
+
+
+def test_a_save_that_does_not_end_does_not_keep_a_failed_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.saver.CLOSE_S", 0.05)
+    checkpoints = Slow(tmp_path)
+    saver = Saver(checkpoints, None)
+    saver.save(2, 1, {}, {})
+    saver.close()
+    assert "rank 0 could not finish the checkpoint of step 2: " in capsys.readouterr().err
+    checkpoints.begin.set()
+    assert saver.wait()

@@ -67,6 +67,7 @@ BAD_OPTIONS = [
     (["--timeout", "1e-7"], "--timeout must be a number at least 0.1 and at most 86400, not '1e-7'"),
     (["--resume="], "--resume needs a value"),
     (["--checkpoint-dir", ""], "--checkpoint-dir needs a value"),
+    (["--checkpoint-copies", "-1"], "--checkpoint-copies must be a whole number from 0 on, not '-1'"),
     (["--epoch", "3"], "there is no option --epoch; did you mean --epochs?"),
     (["--xyzzy=3"], "there is no option --xyzzy; see --help"),
     (["train"], "'train' is not an option"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +18,9 @@ from torch import nn
 
 from tests.trainer import idx
 from tests.trainer.ranks import Outcome, each, free_port, records, together, trained
-from trainer import checkpoint, compress, data, group
+from trainer import compress, data, group
 from trainer.__main__ import main
+from trainer.checkpoint_files import TEMPORARY
 from trainer.config import Config, parse
 from trainer.data import Dataset
 from trainer.flat import as_bytes
@@ -223,15 +227,22 @@ def test_auto_that_had_not_chosen_yet_measures_anew(tmp_path: Path, small: str) 
 # --- Real ranks, really killed ---------------------------------------------------------------------
 
 
-def killed(world: int, folder: Path, options: list[str], die: Callable[[int], None]) -> None:
+def killed(
+    world: int,
+    folder: Path,
+    options: list[str],
+    die: Callable[[int], None],
+    env: Callable[[int], dict[str, str]] = lambda _: {},
+) -> None:
     """Ranks of a training, of which `die(rank)` arranges when it is killed; the others end by themselves."""
     address = f"tcp://127.0.0.1:{free_port()}"
 
     def as_rank(rank: int) -> int:
         die(rank)
-        with (folder / f"killed-{rank}").open("w") as output:
-            os.dup2(output.fileno(), 1)
-            os.dup2(output.fileno(), 2)
+        os.environ.update(env(rank))
+        sys.stdout = sys.stderr = (folder / f"killed-{rank}").open("w", buffering=1)
+        os.dup2(sys.stdout.fileno(), 1)
+        os.dup2(sys.stdout.fileno(), 2)
         place = ["--init-method", address, "--rank", str(rank), "--world-size", str(world)]
         return main([*place, "--gloo_socket_ifname", "lo", "--threads", "1", *options])
 
@@ -242,6 +253,11 @@ def killed(world: int, folder: Path, options: list[str], die: Callable[[int], No
 
 def kill_me() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def at_step(number: int) -> Callable[[int], None]:
+    """Rank 1 is killed when it has the gradients of this step."""
+    return lambda rank: before_step(number, kill_me) and None if rank == 1 else None
 
 
 def ends(outcomes: list[Outcome]) -> set[Any]:
@@ -257,9 +273,6 @@ def options(small: str) -> list[str]:
 def test_a_rank_killed_at_any_step_or_in_the_middle_of_saving_does_no_harm(
     tmp_path: Path, options: list[str]
 ) -> None:
-    def at_step(number: int) -> Callable[[int], None]:
-        return lambda rank: before_step(number, kill_me) and None if rank == 1 else None
-
     def at_write(number: int, victim: int) -> Callable[[int], None]:
         """At the n-th file that it has written under its temporary name."""
         calls = [0]
@@ -283,9 +296,12 @@ def test_a_rank_killed_at_any_step_or_in_the_middle_of_saving_does_no_harm(
         killed(2, tmp_path, saving, die)
         outcomes = trained(2, tmp_path, *saving, "--resume", "auto")
         assert ends(outcomes) == expected, name
-        started = {"step 7": f"6 of {STEPS} steps", "manifest of rank 0": f"2 of {STEPS} steps"}
-        assert started.get(name, "this run starts at its first step") in outcomes[0].out
-        assert not list(tmp_path.glob(f"{name}/*/*{checkpoint.TEMPORARY}"))
+        afresh = ["this run starts at its first step"]
+        # At step 7 the checkpoint of step 6 is on its way, and the one before it was waited for.
+        started = {"step 7": [f"{step} of {STEPS} steps" for step in (4, 6)]}
+        started["manifest of rank 0"] = [f"2 of {STEPS} steps"]
+        assert any(text in outcomes[0].out for text in started.get(name, afresh)), outcomes[0].out
+        assert not list(tmp_path.glob(f"{name}/*/*{TEMPORARY}"))
         assert [path.name for path in sorted((tmp_path / name).glob("step-*"))] == [
             "step-00000008",
             "step-00000010",
@@ -370,6 +386,28 @@ def test_a_second_attempt_goes_on_from_the_first_wherever_that_was_to_begin(
     assert "10 of 10 steps" in attempt("three", 2, *elsewhere)
 
 
+def test_a_checkpoint_from_before_there_were_copies_can_be_gone_on_from(
+    tmp_path: Path, options: list[str]
+) -> None:
+    saving = [*options, "--checkpoint-dir", str(tmp_path / "checkpoints")]
+    expected = ends(trained(2, tmp_path, *saving))
+    place = tmp_path / "checkpoints" / "step-00000010"
+    model = torch.load(place / "model.pt", weights_only=True)
+    del model["first_world"]
+    torch.save(model, place / "model.pt")
+    raw = (place / "model.pt").read_bytes()
+    for rank in range(2):
+        manifest = json.loads((place / f"rank-{rank}.json").read_text())
+        del manifest["model_sha256"]
+        if rank == 0:
+            facts = {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
+            manifest["files"]["model.pt"] = facts
+        (place / f"rank-{rank}.json").write_text(json.dumps(manifest))
+    again = trained(2, tmp_path, *saving)
+    assert "10 of 10 steps were done" in again[0].out
+    assert ends(again) == expected
+
+
 def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_leads_to_the_same_end(
     tmp_path: Path, options: list[str]
 ) -> None:
@@ -431,3 +469,108 @@ def test_a_fresh_start_replaces_what_was_there_and_another_folder_can_be_gone_on
     for outcome in trained(2, tmp_path, *second, "--resume", str(tmp_path / "nowhere")):
         why = f"cannot go on from {tmp_path / 'nowhere'}: there is none. To start afresh: --resume never"
         assert (outcome.exit_code, outcome.err) == (2, f"trainer: {why}\n")
+
+
+# --- Other hosts, other numbers of ranks --------------------------------------------------------------
+
+
+def on_hosts(folder: Path, hosts: str, attempt: int) -> Callable[[int], dict[str, str]]:
+    """The environment of ranks of one run on these hosts, a letter each; each host has its own folder."""
+
+    def environ(rank: int) -> dict[str, str]:
+        place = {"RINGCTL_HOST": hosts[rank], "RINGCTL_CHECKPOINTS": str(folder / hosts[rank])}
+        return {"RINGCTL_RUN": "run-1", "RINGCTL_ATTEMPT": str(attempt), **place}
+
+    return environ
+
+
+def test_a_run_that_lost_the_host_of_rank_0_goes_on_from_the_copy_on_another(
+    tmp_path: Path, options: list[str]
+) -> None:
+    killed(2, tmp_path, options, at_step(7), on_hosts(tmp_path, "ab", 1))
+    assert (tmp_path / "b" / "step-00000004" / "model.pt").read_bytes()
+    # Rank 0 is on a new host now.
+    outcomes = trained(2, tmp_path, *options, env=on_hosts(tmp_path, "cb", 2))
+    assert len(ends(outcomes)) == 1
+    (told,) = [line for line in outcomes[0].out.splitlines() if "at the newest checkpoint" in line]
+    assert told.startswith(("4 of 10 steps were done", "6 of 10 steps were done"))
+    assert told.endswith(
+        "what rank 0 alone knew (random numbers, error feedback) is lost and begins afresh: bits may differ"
+    )
+    assert "rank 0: its part is not on its host" in outcomes[0].err
+    assert outcomes[0].last["step"] == STEPS
+    # Rank 1's host is lost as well, and with it all copies but the one that the new host has made since.
+    outcomes = trained(2, tmp_path, *options, env=on_hosts(tmp_path, "dc", 3))
+    assert "10 of 10 steps were done at the newest checkpoint: nothing is left to train" in outcomes[0].out
+
+
+def test_a_rank_that_begins_afresh_takes_the_format_that_the_others_took(tmp_path: Path, small: str) -> None:
+    """If it measured the link anew, as at the start of a run, the ranks would wait for each other in vain."""
+    few = ["--data", small, "--model", "restless", "--batch-size", "4", "--checkpoint-every", "2"]
+    options = [*few, "--steps", "20", "--compress", "auto", "--timeout", "20"]
+    killed(2, tmp_path, options, at_step(17), on_hosts(tmp_path, "ab", 1))
+    outcomes = trained(2, tmp_path, *options, env=on_hosts(tmp_path, "cb", 2))
+    assert len(ends(outcomes)) == 1
+    assert "begins afresh" in outcomes[0].out
+    assert "--compress auto stays with" in outcomes[0].out
+
+
+def test_without_copies_a_run_that_lost_the_host_of_rank_0_does_not_silently_begin_anew(
+    tmp_path: Path, options: list[str]
+) -> None:
+    alone = [*options, "--checkpoint-copies", "0"]
+    ends(trained(2, tmp_path, *alone, env=on_hosts(tmp_path, "ab", 1)))
+    assert not list((tmp_path / "b").rglob("model.pt"))
+    for world, hosts, text in (
+        (2, "cb", "rank 0: its part is not on its host"),
+        (1, "b", "its model.pt is on none of these hosts"),
+    ):
+        for outcome in trained(world, tmp_path, *alone, env=on_hosts(tmp_path, hosts, 2)):
+            assert outcome.exit_code == 2
+            assert f"the checkpoint of step 10 is not whole: {text}" in outcome.err
+
+
+@pytest.fixture
+def _rates_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rank prints with which learning rate it takes a step."""
+    real = SGD.step
+
+    def step(self: SGD, lr: float) -> None:
+        print(f"lr {lr!r}", flush=True)
+        real(self, lr)
+
+    monkeypatch.setattr(SGD, "step", step)
+
+
+@pytest.mark.usefixtures("_rates_are_told")
+def test_a_run_goes_on_with_fewer_ranks_and_then_with_more(tmp_path: Path, small: str) -> None:
+    """Four ranks have 3 steps in an epoch of the small images, two have 5, and three have 4."""
+    usual = ["--data", small, "--model", "restless", "--compress", "int8", "--batch-size", "4", "--lr", "0.1"]
+    options = [*usual, "--epochs", "4", "--checkpoint-every", "3"]
+    planned = {4: 12, 2: 20, 3: 16}
+
+    def begun(world: int, out: str, before: int) -> None:
+        """It is as far as those before were, and its learning rate is for as many ranks as it has."""
+        lines = out.splitlines()
+        (told,) = [line for line in lines if "at the newest checkpoint" in line]
+        numbers = [int(word.strip(",:")) for word in told.split() if word.strip(",:").isdigit()]
+        step, steps, ranks, now, step_now, steps_now = numbers
+        assert (steps, ranks, now, steps_now) == (planned[before], before, world, planned[world])
+        assert step_now == step * planned[world] // planned[before] > 0
+        assert f"with {world / 4:.4g} times --lr" in told
+        rates = [float(line.split()[1]) for line in lines if line.startswith("lr ")]
+        assert rates[0] == 0.1 * (world / 4) * (1 - step_now / planned[world])
+
+    killed(4, tmp_path, options, at_step(9), on_hosts(tmp_path, "aabb", 1))
+    killed(2, tmp_path, options, at_step(7), on_hosts(tmp_path, "bb", 2))
+    begun(2, (tmp_path / "killed-0").read_text(), before=4)
+    outcomes = trained(3, tmp_path, *options, env=on_hosts(tmp_path, "bbc", 3))
+    assert len(ends(outcomes)) == 1
+    begun(3, outcomes[0].out, before=2)
+    assert (outcomes[0].last["step"], outcomes[0].last["epoch"]) == (16, 4)
+    # What all had at the end is what another number of ranks begins with.
+    again = trained(2, tmp_path, *options, env=on_hosts(tmp_path, "cb", 4))
+    assert ends(again) == ends(outcomes)
+    for outcome in trained(2, tmp_path, *options, env=on_hosts(tmp_path, "cb", 1)):
+        assert outcome.exit_code == 2
+        assert "the checkpoint of step 16 was made with --world-size 3, not 2" in outcome.err

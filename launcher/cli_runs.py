@@ -1,0 +1,158 @@
+"""The commands that end runs and start them again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from launcher.cli_shared import (
+    complete_run,
+    host_options,
+    i_know_option,
+    json_option,
+    named_run,
+    pool,
+    run_argument,
+)
+from launcher.errors import HostError, InputError, RingctlError
+
+if TYPE_CHECKING:
+    from launcher.ask import Asked
+    from launcher.runs import Found
+
+# --- stop ----------------------------------------------------------------------------------------
+
+
+@click.command()
+@run_argument
+@host_options
+@click.option("--grace", type=click.FloatRange(0, 3600), default=5.0, help="Seconds between TERM and KILL.")
+@json_option
+def stop(run: str | None, grace: float, as_json: bool, **where: str | None) -> int:
+    """End the latest run, or RUN, on all its hosts. May be repeated."""
+    from launcher import runs, text
+
+    if grace != grace:
+        raise InputError("--grace nan: write a number of seconds")
+    found = named_run(run, where)
+    results = end_everywhere(found, grace)
+    errors = [result for result in results.values() if isinstance(result, RingctlError)]
+    answers = {host: answer for host, answer in results.items() if isinstance(answer, dict)}
+    if not errors:
+        runs.refreshed(found, pool())  # writes down how it ended
+    if as_json:
+        failed = {host: str(error) for host, error in results.items() if isinstance(error, RingctlError)}
+        click.echo(text.json_line({"run": found.run, "hosts": answers, "errors": failed}))
+    else:
+        for host, answer in answers.items():
+            click.echo(stopped_line(host, answer))
+        for error in errors:
+            click.echo(f"error: {error}", err=True)
+    if found.elsewhere:
+        from launcher.logs import ranges
+
+        words = f"rank {ranges(found.elsewhere)} of it is on a host that is not named here, and may go on"
+        click.echo(f"error: {words}", err=True)
+        return HostError.exit_code
+    left = any(answer["left"] for answer in answers.values())
+    return HostError.exit_code if errors else 1 if left else 0
+
+
+def end_everywhere(found: Found, grace: float) -> dict[str, dict[str, Any] | RingctlError]:
+    """Whoever watches it does not start it again. Hosts that only an earlier attempt was on are told as well
+    if they can be: else what they may still have ends by itself, for want of its lease."""
+    from launcher import runs, watching
+    from launcher.agent import agents_for
+
+    watching.give_up(found.run)
+    now = agents_for(found.hosts, pool())
+    results = runs.stop({**agents_for(found.former, pool()), **now}, found.run, grace, attempt=found.attempt)
+    if not watching.wait_for_end(found.run):
+        raise RingctlError(f"run {found.run} is still {watching.sentence(found.run)}; end that process")
+    return {host: answer for host, answer in results.items() if host in now}
+
+
+def stopped_line(host: str, answer: dict[str, Any]) -> str:
+    from launcher.logs import ranges
+
+    if not answer["known"]:
+        return f"{host}: had not started it, and will not"
+    if answer["left"]:
+        return f"{host}: could not end processes {answer['left']}"
+    if not answer["ended"]:
+        return f"{host}: was {answer['was']} already; nothing is left of it"
+    return f"{host}: ended ranks {ranges(answer['ended'])}; nothing is left of them"
+
+
+# --- restart -------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument("run", shell_complete=complete_run)
+@click.option("--world", type=click.IntRange(1), metavar="N", help="With so many ranks.")
+@click.option("--grow", is_flag=True, help="With as many ranks as it was launched with.")
+@i_know_option
+@click.option("--detach", "-d", is_flag=True, help="Return once it has started.")
+@json_option
+def restart(run: str, world: int | None, grow: bool, i_know: bool, detach: bool, as_json: bool) -> int:
+    """Start RUN again with the same code and options, as its next attempt; from its checkpoint if it has one.
+
+    On the hosts of its last attempt, unless --world or --grow says otherwise. If it still runs it is stopped
+    first. `logs --previous` shows the attempt before.
+    """
+    from launcher import cli
+
+    if world is not None and grow:
+        raise InputError("--grow means as many ranks as it was launched with; leave out --world")
+    asked, found = asked_again(run, world, grow, i_know)
+    if not found.is_over:
+        for host, answer in end_everywhere(found, grace=5.0).items():
+            if isinstance(answer, RingctlError):
+                raise HostError(host, f"cannot stop the attempt before: {answer.message}")
+    return cli.launch_and_watch(asked, preflight=True, detach=detach, as_json=as_json)
+
+
+def asked_again(run: str, world: int | None, grow: bool, i_know: bool = False) -> tuple[Asked, Found]:
+    """What the run's next attempt is to be, and the run as it is; nothing is touched."""
+    from dataclasses import replace
+
+    from launcher import ask, history, push, restarts
+
+    found = named_run(run, {})
+    record = history.read(history.path_of(found.run))
+    if record is None:
+        raise InputError(f"run {found.run} was not started from here, so its options are not known here")
+    before = record.options
+    snapshot = push.of_command(before.command, ask.TRAINER, before.env_file) if before.code else None
+    if snapshot and snapshot.digest != record.options.code:
+        snapshot = None  # what is here has changed since; the hosts have the run's own
+    options = replace(ask.again(record.options), attempt=record.plan.attempt + 1)
+    options = replace(options, i_know=options.i_know or i_know)
+    asked = ask.Asked(record.inventory, options, snapshot)
+    if world is None and not grow:
+        return restarts.same_world(asked, record.plan, record.hosts), found
+    return restarts.other_world(asked, world), found
+
+
+# --- watcher -------------------------------------------------------------------------------------
+
+
+@click.command(hidden=True)
+@click.argument("run")
+def watcher(run: str) -> int:
+    """Watch a detached run to its end and start it again if it fails."""
+    from launcher import agent, ask, fold, history, redact, render, restarts, watch, watching
+
+    record = history.read(history.path_of(run))
+    if record is None:
+        watching.file_of(run).unlink(missing_ok=True)
+        raise InputError(f"there is no run {run} here")
+    asked = ask.Asked(record.inventory, ask.again(record.options), None)  # the hosts have the run's code
+    pool().hidden = redact.to_look_for(asked.options.secrets)
+    screen = render.NoteScreen()
+    with watching.watched(run, here=False) as book:
+        agents = agent.agents_for(record.hosts, pool())
+        outcome = restarts.see_through(asked, record.plan, agents, screen, watch.Interrupts(), pool(), book)
+    screen.finish(outcome)
+    return fold.exit_code(outcome.state)

@@ -1,0 +1,159 @@
+"""The lease on a run: its supervisors hear of each other, and none goes on as if it were alone.
+
+Standard library only, Python 3.8 and up; hostd imports it. Rank 0's supervisor, the leader, hears datagrams
+at the master's address and port, which are the run's own (its ranks use the port with TCP). The others tell
+it once a second that they are there; it answers, and passes on what it was told. The rules are in
+docs/decisions/008-leases.md.
+
+Each datagram is signed with a secret of this attempt, and counts only if it is newer than the last one of its
+sender, so nobody else can hold a lease, end a run, or use what belonged to an attempt before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
+if TYPE_CHECKING:
+    import socket
+    from typing import Any
+
+BEAT_S = 1.0
+LARGEST = 1400  # bytes: fits into one packet of every network
+LONGEST_REASON = 150
+BYES = 3  # a datagram may get lost; that all of them are is what the lease is for
+AT_ONCE = 256  # datagrams read in one go
+SIGNATURE = 32
+
+
+def sign(secret: bytes, message: dict[str, Any]) -> bytes:
+    import hashlib
+    import hmac
+
+    text = json.dumps(message, separators=(",", ":")).encode()
+    return hmac.new(secret, text, hashlib.sha256).digest() + text
+
+
+def verified(secret: bytes, data: bytes) -> dict[str, Any] | None:
+    """The message, or None for whatever was not sent by one of us."""
+    import hashlib
+    import hmac
+
+    text = data[SIGNATURE:]
+    if not hmac.compare_digest(hmac.new(secret, text, hashlib.sha256).digest(), data[:SIGNATURE]):
+        return None
+    message = json.loads(text)
+    return message if isinstance(message, dict) else None
+
+
+class Lease:
+    """What one supervisor knows of the others, on its own monotonic clock."""
+
+    def __init__(self, about: dict[str, Any], host: str) -> None:
+        self.host, self.leader = host, str(about["leader"])
+        self.place = (str(about["address"]), int(about["port"]))
+        self.seconds = float(about["seconds"])
+        self.over: dict[str, Any] | None = None  # how the run ended elsewhere: {"state", "reason"}
+        self._secret = bytes.fromhex(str(about["secret"]))
+        self._socket: socket.socket | None = None
+        self._heard: dict[
+            str, float
+        ] = {}  # when each of the others was last heard of; only those who ever were
+        self._newest: dict[str, int] = {}
+        self._addresses: dict[str, Any] = {}  # of the others, on the leader
+        self._told: list[str] = []  # whom the leader misses
+        self._next_beat = 0.0
+
+    @property
+    def leads(self) -> bool:
+        return self.host == self.leader
+
+    def open(self) -> int:
+        """The descriptor to wait at; -1 if there can be no lease here, and the run goes on without."""
+        import socket
+
+        end = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        end.setblocking(False)
+        try:
+            if self.leads:
+                end.bind(self.place)
+            else:
+                end.connect(self.place)
+        except OSError as error:
+            end.close()
+            os.write(2, f"no lease on the run: {self.place}: {error.strerror}\n".encode())
+            return -1
+        self._socket = end
+        return end.fileno()
+
+    def beat(self, now: float) -> None:
+        """Called several times a second."""
+        if not self.leads and now >= self._next_beat:
+            self._next_beat = now + BEAT_S
+            self._send({"kind": "here"}, None)
+
+    def receive(self, now: float) -> None:
+        """Take in what has come, but not for ever."""
+        for _ in range(AT_ONCE):
+            try:
+                data, address = self._socket.recvfrom(LARGEST) if self._socket else (b"", None)
+            except OSError:  # nothing more, or nobody listens there at the moment
+                return
+            message = verified(self._secret, data)
+            if message is not None:
+                self._take(message, address, now)
+
+    def _take(self, message: dict[str, Any], address: Any, now: float) -> None:
+        sender, number = str(message["host"]), int(message["number"])
+        if sender == self.host or number <= self._newest.get(sender, -1):
+            return
+        self._newest[sender] = number
+        self._heard[sender] = now
+        self._addresses[sender] = address
+        if message["kind"] == "bye":
+            self._bye(sender, message)
+        elif self.leads:
+            self._send(self._answer(now), address)
+        else:
+            self._told = [str(name) for name in message["silent"] if name != self.host]
+            self.over = self.over or message["over"]
+
+    def _bye(self, sender: str, message: dict[str, Any]) -> None:
+        """Whoever has ended is not missed. What did not end well is told to all the others at once."""
+        self._heard.pop(sender, None)
+        self._newest[sender] = 1 << 62
+        if message["state"] == "succeeded":
+            return
+        self.over = self.over or {"state": message["state"], "reason": message["reason"]}
+        if self.leads:
+            for host in list(self._heard):
+                self._send(self._answer(time.monotonic()), self._addresses[host])
+
+    def _answer(self, now: float) -> dict[str, Any]:
+        return {"kind": "here", "silent": sorted(self.silent(now))[:4], "over": self.over}
+
+    def silent(self, now: float) -> dict[str, float]:
+        """Those who were there once and have not been heard of for longer than the lease: for how long."""
+        found = {host: now - heard for host, heard in self._heard.items() if now - heard > self.seconds}
+        return found or dict.fromkeys(self._told, self.seconds)
+
+    def bye(self, state: str, reason: str) -> None:
+        """This host's part is over: say so to whoever can be told."""
+        words = {"kind": "bye", "state": state, "reason": reason[:LONGEST_REASON]}
+        for _ in range(BYES):
+            for address in [self._addresses[host] for host in self._heard] if self.leads else [None]:
+                self._send(words, address)
+
+    def _send(self, message: dict[str, Any], address: Any) -> None:
+        if self._socket is None:
+            return
+        data = sign(self._secret, dict(message, host=self.host, number=time.monotonic_ns()))
+        try:
+            if address is None:
+                self._socket.send(data)
+            else:
+                self._socket.sendto(data, address)
+        except OSError:
+            pass  # it is not there, or cannot be reached: that is what silence is made of

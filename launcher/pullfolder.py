@@ -1,0 +1,110 @@
+"""The folder that `ringctl pull` writes. What comes is put into DIR/pull.part first, and gets its place when
+all of it is there; an interrupted pull leaves nothing else, and the next one goes on from it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import InputError
+from launcher.fetch import writing
+
+PART = "pull.part"
+MODEL, ABOUT, METRICS, LOGS = "model.pt", "checkpoint.json", "metrics", "logs"
+LOG_FILE = re.compile(r"events\.jsonl|rank[0-9]+\.(out|err)\.log")
+
+
+def refuse_full(folder: Path, force: bool) -> None:
+    """InputError if there is something in the folder that is not ours to replace."""
+    try:
+        names = set(os.listdir(folder)) - {PART}
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise InputError(f"{folder}: {error.strerror}; name another folder") from None
+    if names and not force:
+        raise InputError(
+            f"{folder} is there already, and not empty",
+            fix="name another folder, or write --force to replace what a pull has put there",
+        )
+
+
+class PullFolder:
+    """DIR, and DIR/pull.part while it is pulled into."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.part = folder, folder / PART
+        self.metrics, self.logs = self.part / METRICS, self.part / LOGS
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """For this process alone. Of an earlier pull only models remain, whole or not."""
+        with writing(self.folder):
+            self.part.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.part, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise InputError(f"another `ringctl pull` is writing to {self.folder}") from None
+            with writing(self.folder):
+                for path in (self.metrics, self.logs):
+                    shutil.rmtree(path, ignore_errors=True)
+                    path.mkdir()
+            yield
+        finally:
+            os.close(descriptor)
+
+    def model_part(self, sha256: str) -> Path:
+        """Where a model is put as it comes; the beginnings of others are of no use any more."""
+        mine = self.part / f"model-{sha256}.part"
+        for other in self.part.glob("model-*.part"):
+            if other != mine:
+                other.unlink()
+        return mine
+
+    def place_model(self, part: Path | None, about: Mapping[str, Any]) -> None:
+        """The model and what it is. They are never there together if they do not belong together. Without
+        `part` the model is in its place already."""
+        with writing(self.folder):
+            beside = self.part / ABOUT
+            beside.write_text(json.dumps(about, indent=1) + "\n")
+            if part is not None:
+                (self.folder / ABOUT).unlink(missing_ok=True)
+                part.replace(self.folder / MODEL)
+            beside.replace(self.folder / ABOUT)
+
+    def place_rest(self, whole_logs: bool) -> dict[str, int]:
+        """Metrics and logs, a file at a time; how many of each. What an earlier pull has left of logs, and
+        nothing replaces, goes if these are of all hosts; else it may be that of the one that is missing."""
+        with writing(self.folder):
+            placed = {source.name: self._place(source) for source in (self.metrics, self.logs)}
+            for path in (self.folder / LOGS).iterdir() if whole_logs else ():
+                if LOG_FILE.fullmatch(path.name) and path.name not in placed[LOGS]:
+                    path.unlink()
+        return {name: len(files) for name, files in placed.items()}
+
+    def _place(self, source: Path) -> set[str]:
+        target = self.folder / source.name
+        target.mkdir(exist_ok=True)
+        names = {path.name for path in source.iterdir() if path.suffix != ".part"}
+        for name in names:
+            (source / name).replace(target / name)
+        return names
+
+    def close(self, keep_model: bool) -> None:
+        """All that came has its place; but for a model of which a part came, if there is one."""
+        with writing(self.folder):
+            begun = [path for path in self.part.glob("model-*.part") if keep_model]
+            for path in self.part.iterdir():
+                if path not in begun:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if not begun:
+                self.part.rmdir()

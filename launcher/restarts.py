@@ -1,0 +1,198 @@
+"""Runs that go on after a failure: whether, when, and with whom; and the loop that does it."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from launcher import ask, fold, history, runs
+from launcher.agent import Agent, agents_for
+from launcher.ask import Asked
+from launcher.errors import HostError, RingctlError
+from launcher.model import Host, Inventory, Plan
+from launcher.plan import LaunchOptions, place
+from launcher.run import StoppedEarly, launch
+from launcher.transport import Pool
+from launcher.watch import GRACE_S, Interrupts, Outcome, Screen, watch
+from launcher.watching import Book, Failure
+
+LONGEST_DELAY_S = 60.0
+AGAIN = "it is started again"  # why what is left of the attempt before is ended
+PASSING = re.compile(
+    r"0x[0-9a-f]+|(?<=:)\d{4,5}\b|\b[\d.]+ ?m?s\b"
+)  # addresses, ports and times are never the same
+
+# --- Pure: whether, when, and with whom ----------------------------------------------------------
+
+
+def failure_of(outcome: Outcome) -> Failure:
+    """What is worth knowing of a failed attempt when the next one fails."""
+    state, cause = outcome.state, outcome.cause
+    who = state.ranks.get(cause.rank) if cause and cause.rank is not None else None
+    steps = [r.metric.get("step") for r in ([who] if who else state.ranks.values())]
+    step = max((step for step in steps if isinstance(step, int)), default=None)
+    text = cause.text if cause else f"it is {state.state}"
+    return Failure(state.attempt, step, PASSING.sub("#", text) if who else "", text)
+
+
+def not_started(attempt: int, error: RingctlError) -> Failure:
+    return Failure(attempt, None, "", error.message)
+
+
+def why_not_again(options: LaunchOptions, failures: Sequence[Failure]) -> str:
+    """ "" if the run may start once more."""
+    if len(failures) > options.max_restarts:
+        times = "once" if options.max_restarts == 1 else f"{options.max_restarts} times"
+        return f"it was started again {times}, as often as --max-restarts allows"
+    if len(failures) > 1 and failures[-1].error and same(failures[-1], failures[-2]):
+        where = "" if failures[-1].step is None else f" at step {failures[-1].step}"
+        return f"it failed{where} as the attempt before did; starting again would not help"
+    return ""
+
+
+def same(one: Failure, other: Failure) -> bool:
+    return (one.step, one.error) == (other.step, other.error)
+
+
+def delay(options: LaunchOptions, failures: Sequence[Failure]) -> float:
+    """Twice as long after each failure, but not for ever."""
+    longest = max(LONGEST_DELAY_S, options.restart_delay)
+    return float(min(longest, options.restart_delay * 2 ** (min(len(failures), 20) - 1)))
+
+
+def without(inventory: Inventory, options: LaunchOptions, away: Mapping[str, str]) -> LaunchOptions:
+    """The options with which the run goes on without these hosts; raises if too few ranks would be left."""
+    left_out = options.left_out | away.keys()
+    hosts = [host for host in inventory.hosts if host.name not in left_out]
+    full = options.full_world or world_of(inventory, options)
+    world = min(full, sum(host.slots for host in hosts))
+    if options.min_world is None or world < options.min_world:
+        least = f", and --min-world is {options.min_world}" if options.min_world else ""
+        raise HostError(
+            next(iter(away)), f"{next(iter(away.values()))}; without it {world} ranks are left{least}"
+        )
+    return replace(options, world=world, full_world=full, left_out=frozenset(left_out))
+
+
+def world_of(inventory: Inventory, options: LaunchOptions) -> int:
+    return place(inventory, options.world)[-1][1].stop
+
+
+def same_world(asked: Asked, plan: Plan, hosts: Sequence[Host]) -> Asked:
+    """The run as its last attempt was."""
+    names = {host.name for host in hosts}
+    out = frozenset(host.name for host in asked.inventory.hosts if host.name not in names)
+    full = asked.options.full_world or world_of(asked.inventory, asked.options)
+    left_out = out if plan.world < full else asked.options.left_out
+    return replace(
+        asked, options=replace(asked.options, world=plan.world, full_world=full, left_out=left_out)
+    )
+
+
+def other_world(asked: Asked, world: int | None) -> Asked:
+    """The run with so many ranks, or as many as it was launched with, on whatever hosts it needs for them."""
+    full = asked.options.full_world or world_of(asked.inventory, asked.options)
+    options = replace(asked.options, world=world or full, full_world=full, left_out=frozenset())
+    place(asked.inventory, options.world)
+    return replace(asked, options=options)
+
+
+# --- The loop ------------------------------------------------------------------------------------
+
+
+def see_through(
+    asked: Asked,
+    plan: Plan,
+    agents: Mapping[str, Agent],
+    screen: Screen,
+    interrupts: Interrupts,
+    pool: Pool,
+    book: Book | None,
+) -> Outcome:
+    """Watch the run to its end, through as many attempts as it may have."""
+    while True:
+        outcome = watch(fold.initial(plan), agents, screen, interrupts, again=book is not None)
+        outcome.note()
+        over = outcome.state.state in ("succeeded", "stopped") or interrupts.count
+        if book is None or over or book.stopped:
+            return outcome
+        book.note(failure=failure_of(outcome))
+        begun = next_attempt(asked, plan, screen, interrupts, pool, book)
+        if begun is None:
+            return outcome
+        plan, agents = begun
+
+
+def next_attempt(
+    asked: Asked, plan: Plan, screen: Screen, interrupts: Interrupts, pool: Pool, book: Book
+) -> tuple[Plan, Mapping[str, Agent]] | None:
+    """The run, started again; None if it may not, cannot, or is not wanted any more."""
+    attempt = plan.attempt
+    while True:
+        why_not = why_not_again(asked.options, book.failures)
+        if why_not:
+            screen.note(f"{book.failures[-1].cause}; {why_not}")
+            return None
+        seconds = delay(asked.options, book.failures)
+        left = asked.options.max_restarts - len(book.failures)
+        what = f"attempt {attempt + 1} begins in {seconds:.0f} s"
+        after = "the last one" if left == 0 else f"{left} more after it"
+        screen.note(f"attempt {attempt} failed: {book.failures[-1].cause}; {what}, {after}")
+        book.note(what)
+        if not wait(seconds, interrupts, book):
+            return None
+        book.note(f"starting attempt {attempt + 1}")
+        try:
+            begun = again(asked, attempt, pool, screen, interrupts)
+        except StoppedEarly:
+            screen.note("somebody has stopped the run meanwhile: it is not started again")
+            return None
+        except RingctlError as error:
+            book.note(failure=not_started(attempt + 1, error))
+            attempt = current_attempt(plan.run, attempt)
+            continue
+        book.note()
+        if book.stopped:  # while it was starting
+            runs.stop(begun[1], plan.run, GRACE_S, attempt=begun[0].attempt)
+        return begun
+
+
+def wait(seconds: float, interrupts: Interrupts, book: Book) -> bool:
+    """Whether the run is still wanted after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not interrupts.count and not book.stopped:
+        if time.monotonic() >= deadline:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def current_attempt(run: str, attempt: int) -> int:
+    """The newest attempt that somebody began to start; a start that failed has used up its number."""
+    record = history.read(history.path_of(run))
+    return max(attempt, record.plan.attempt) if record else attempt
+
+
+def again(
+    asked: Asked, attempt: int, pool: Pool, screen: Screen, interrupts: Interrupts
+) -> tuple[Plan, Mapping[str, Agent]]:
+    """End what is left of the attempts before, look whether all hosts are well, and start the next one: on
+    the same hosts, or, where that is allowed, without those that cannot be reached."""
+    run = asked.options.run
+    record = history.read(history.path_of(run))
+    hosts = (*record.hosts, *record.former) if record else ()
+    ended = runs.stop(agents_for(hosts, pool), run, GRACE_S, AGAIN, attempt=attempt)
+    left_out = record.options.left_out if record else frozenset()
+    away = {
+        name: answer.words
+        for name, answer in ended.items()
+        if isinstance(answer, HostError) and name not in left_out
+    }
+    options = replace(ask.again(record.options if record else asked.options), attempt=attempt + 1)
+    if away and options.min_world is not None:
+        options = without(asked.inventory, options, away)
+        gone = ", ".join(f"{host} ({why})" for host, why in away.items())
+        screen.note(f"going on with {options.world} of {options.full_world} ranks, without {gone}")
+    return launch(asked.inventory, options, pool, asked.snapshot, screen, interrupts, automatic=True)

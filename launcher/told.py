@@ -1,0 +1,148 @@
+"""Pure: whether what a host tells of its runs is what it may tell. A host may be broken, or not on our side.
+
+What is not of its kind raises TypeError, KeyError or ValueError. Afterwards a name can be part of a path, a
+number can be counted to, a moment can be shown as a time, and words can be shown on a terminal.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.logs import visible
+from launcher.model import Event, RankStatus, RunStatus, from_json
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # of a run: also that of its folder
+HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:%-]{0,254}")
+SIGNAL = re.compile(r"[A-Za-z0-9_+-]{1,40}")
+MOST_RANKS = 100_000  # of a run
+MOST_RANKS_HERE = 1024  # of a host: what an inventory allows
+LATEST = 1e11  # in the year 5138; what `time.localtime` knows ends later
+LONGEST_WORDS = 2000
+NONE = type(None)
+TEXT = operator.itemgetter("text")
+STREAM = operator.itemgetter("stream")
+
+
+def words_of(said: Any) -> str:
+    """As it can be shown: of bounded length, and with nothing that a terminal would obey."""
+    text = said if isinstance(said, str) else f"{said!r:.200}"
+    return "\n".join(visible(line) for line in text[:LONGEST_WORDS].splitlines())
+
+
+# --- States --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RankTold:
+    """What a host's state file says of a rank; see hostd's Rank.to_json."""
+
+    rank: int
+    state: RankStatus
+    pid: int | None
+    exit_code: int | None
+    signal: str | None
+    reason: str
+    seen: float | None
+    metric: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class StateTold:
+    """A host's state of a run; see hostd's Supervisor.save."""
+
+    run: str
+    name: str
+    attempt: int
+    world: int
+    host: str
+    state: RunStatus
+    started: float
+    ended: float | None
+    ranks: tuple[RankTold, ...]
+
+
+def checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state as it was told, once it is known to be one."""
+    told = from_json(StateTold, dict(state))
+    moments = [told.started, told.ended, *(rank.seen for rank in told.ranks)]
+    signals = [rank.signal for rank in told.ranks if rank.signal is not None]
+    good = (
+        NAME.fullmatch(told.run)
+        and (not told.name or NAME.fullmatch(told.name))
+        and HOST.fullmatch(told.host)
+        and 1 <= told.attempt <= 10**6
+        and 1 <= told.world <= MOST_RANKS
+        and len(told.ranks) <= MOST_RANKS_HERE
+        and all(0 <= rank.rank < told.world for rank in told.ranks)
+        and all(moment is None or is_moment(moment) for moment in moments)
+        and all(map(SIGNAL.fullmatch, signals))
+    )
+    if not good:
+        raise ValueError("a state that is none")
+    return {**state, "ranks": [{**rank, "reason": words_of(rank["reason"])} for rank in state["ranks"]]}
+
+
+def is_moment(value: float) -> bool:
+    return 0 <= value <= LATEST  # which no NaN is
+
+
+def check_stopped(answer: Mapping[str, Any]) -> None:
+    """The answer to `stop`; see hostd's command_stop."""
+    if type(answer["known"]) is not bool:
+        raise TypeError("known")
+    for numbers in (answer["ended"], answer["left"]):
+        if not isinstance(numbers, list) or not {type(number) for number in numbers} <= {int}:
+            raise TypeError("not a list of numbers")
+    if answer["known"] and answer["was"] not in RunStatus.__args__:  # type: ignore[attr-defined]  # a Literal
+        raise ValueError("was")
+
+
+# --- Events --------------------------------------------------------------------------------------
+
+
+def check_events(events: Sequence[Event]) -> set[int | None]:
+    """All at once, column by column, for there may be millions; the ranks that they are of."""
+    kinds, times, _, _, _, ranks, datas = zip(*events, strict=True)
+    if set(map(type, kinds)) != {str} or not set(map(type, times)) <= {float, int}:
+        raise TypeError("an event without a kind or a time")
+    if not math.isfinite(sum(times)) or min(times) < 0 or max(times) > LATEST:
+        raise ValueError("a time that is none")
+    if not set(map(type, ranks)) <= {int, NONE}:
+        raise TypeError("a rank that is none")
+    if set(kinds) != {"line"}:
+        check_others([event for event in events if event.kind != "line"])
+        lines = [event for event in events if event.kind == "line"]
+        check_lines([event.rank for event in lines], [event.data for event in lines])
+    else:
+        check_lines(ranks, datas)
+    return set(ranks)
+
+
+def check_lines(ranks: Iterable[int | None], datas: Sequence[Mapping[str, Any]]) -> None:
+    if None in set(ranks) or not set(map(STREAM, datas)) <= {"out", "err"}:
+        raise ValueError("a line without a rank or a stream")
+    if not set(map(type, map(TEXT, datas))) <= {str}:
+        raise TypeError("a line without a text")
+    odd = set(map(len, datas)) - {2}  # most lines end as lines do, and say nothing of it
+    if odd and not {type(data.get("end", "")) for data in datas} <= {str}:
+        raise TypeError("a line with an end that is none")
+
+
+def check_others(events: Iterable[Event]) -> None:
+    for event in events:
+        if event.kind == "rank_exited":
+            check_exit(event.data)
+        elif event.kind == "rank_started" and type(event.data.get("pid")) not in (int, NONE):
+            raise TypeError("a pid that is none")
+
+
+def check_exit(data: Mapping[str, Any]) -> None:
+    told = {key: data[key] for key in ("state", "exit_code", "signal", "reason")}
+    from_json(RankTold, {"rank": 0, "pid": None, "seen": None, "metric": {}, **told})
+    if told["signal"] is not None and not SIGNAL.fullmatch(told["signal"]):
+        raise ValueError("a signal that is none")

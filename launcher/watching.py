@@ -1,0 +1,207 @@
+"""Who looks after a run that starts again by itself: a lock, and a file that says how far it is.
+
+Both are in ~/.ringctl/watch. Whoever launched the run holds the lock; detached, that is a process of its own.
+When it is killed the file stays and the lock is free: then the next ringctl command has a new one go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from launcher import history
+from launcher.errors import RingctlError
+
+BEGIN_S = 20.0  # by then a watcher has said that it is there
+END_S = 30.0  # and by then it has gone, once its run was stopped
+WATCHER = (
+    "import sys; del sys.path[0]; from launcher.__main__ import main; main()"  # not what is in this folder
+)
+NOT_NEEDED = ("stop", "watcher", "completion")  # commands that leave runs that nobody watches as they are
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How one attempt ended."""
+
+    attempt: int
+    step: int | None  # the last one that the rank which failed first had done
+    error: str  # what is the same when it fails in the same way; "" for what says nothing about the program
+    cause: str  # in a sentence
+
+
+@dataclass(frozen=True)
+class Watch:
+    """How far a watched run has come."""
+
+    run: str
+    pid: int = 0  # of who watches it
+    here: bool = True  # it is the launch itself, in its terminal
+    doing: str = ""  # besides watching
+    failures: tuple[Failure, ...] = ()
+    stopped: bool = False  # somebody wants it to end: it does not start again
+
+
+def folder() -> Path:
+    return history.home() / "watch"
+
+
+def file_of(run: str) -> Path:
+    return folder() / f"{run}.json"
+
+
+def read(run: str) -> Watch | None:
+    return history.read_as(Watch, file_of(run))
+
+
+def write(watch: Watch) -> None:
+    history.write_as(watch, file_of(watch.run))
+
+
+class Book:
+    """The file of a run that we watch."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        return self._watch.failures
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody has stopped the run meanwhile."""
+        now = read(self._watch.run)
+        return now is not None and now.stopped
+
+    def note(self, doing: str = "", failure: Failure | None = None) -> None:
+        before = [
+            known for known in self._watch.failures if failure is None or known.attempt != failure.attempt
+        ]
+        failures = (*before, failure) if failure else tuple(before)
+        self._watch = replace(self._watch, doing=doing, failures=failures, stopped=self.stopped)
+        write(self._watch)
+
+
+@contextlib.contextmanager
+def watched(run: str, *, here: bool) -> Iterator[Book]:
+    """Watch the run: nobody else does meanwhile. When this ends well nobody need watch it any more."""
+    with _lock(run) as got:
+        if not got:
+            raise RingctlError(f"run {run} is watched by process {getattr(read(run), 'pid', '?')} already")
+        before = read(run) or Watch(run)
+        book = Book(replace(before, pid=os.getpid(), here=here))
+        book.note()
+        yield book
+        file_of(run).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _lock(run: str) -> Iterator[bool]:
+    """Whether the run's lock could be had; then it is ours meanwhile. The file stays: were it removed, two
+    could hold locks of two files of the same name."""
+    history.make_folder(folder())
+    descriptor = os.open(folder() / f"{run}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        yield False
+    else:
+        yield True
+    finally:
+        os.close(descriptor)
+
+
+def is_watched(run: str) -> bool:
+    if not (folder() / f"{run}.lock").exists():
+        return False
+    with _lock(run) as got:
+        return not got
+
+
+def unwatched() -> list[str]:
+    """Runs that are to be watched, and are not."""
+    try:
+        names = [name for name in os.listdir(folder()) if name.endswith(".json")]
+    except OSError:
+        return []
+    return [run for run in sorted(name.removesuffix(".json") for name in names) if not is_watched(run)]
+
+
+def spawn(run: str) -> int:
+    """Have a process of its own watch the run, in a session of its own; its pid, once it does."""
+    history.make_folder(folder())
+    if read(run) is None:
+        write(Watch(run))
+    with open(folder() / f"{run}.log", "ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", WATCHER, "--no-input", "watcher", run],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + BEGIN_S
+    while time.monotonic() < deadline:
+        watch = read(run)
+        if watch is None or (watch.pid == process.pid and is_watched(run)):
+            return process.pid
+        if process.poll() is not None and not is_watched(run):
+            break
+        time.sleep(0.02)
+    raise RingctlError(f"run {run} has nobody who watches it; see {folder() / f'{run}.log'}")
+
+
+def pick_up(command: str | None) -> list[str]:
+    """Have somebody watch the runs that lost their watcher; a sentence about each."""
+    told = []
+    for run in unwatched() if command not in NOT_NEEDED else []:
+        try:
+            told.append(f"run {run} had lost its watcher; process {spawn(run)} watches it now")
+        except (RingctlError, OSError) as error:
+            told.append(str(error))
+    return told
+
+
+def give_up(run: str) -> None:
+    """Somebody stops the run: whoever watches it is not to start it again."""
+    watch = read(run)
+    if watch is not None:
+        write(replace(watch, stopped=True))
+
+
+def wait_for_end(run: str) -> bool:
+    """Whether nobody watches the run any more, a while after it was given up."""
+    watch, deadline = read(run), time.monotonic() + END_S
+    while is_watched(run) or (watch and is_there(watch.pid)):
+        if time.monotonic() > deadline:
+            return not is_watched(run)
+        time.sleep(0.05)
+    file_of(run).unlink(missing_ok=True)
+    return True
+
+
+def is_there(pid: int) -> bool:
+    """Whether there is such a process; one that has let go of its lock is about to end."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX" and pid != os.getpid()
+
+
+def sentence(run: str) -> str:
+    """Who watches the run; "" for one that nobody needs to watch."""
+    watch = read(run)
+    if watch is None:
+        return ""
+    who = "its launch" if watch.here else "a watcher"
+    doing = f", {watch.doing}" if watch.doing else ""
+    return f"watched by {who}, process {watch.pid} on this machine{doing}"

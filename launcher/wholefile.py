@@ -1,0 +1,56 @@
+"""A file that is replaced whole: who reads it finds what was there or what came, also after a crash."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+
+def replace_whole(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Put `data` there, at once and for good. Raises OSError with the file as it was."""
+    remove_leftovers(path)
+    temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC  # not what somebody else has put there
+    descriptor = os.open(temporary, flags, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.chmod(temporary, mode)
+            os.fsync(descriptor)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """So that a new name in it is there after a power cut, too."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_leftovers(path: Path) -> None:
+    """What others who were to replace this file have left beside it when they were killed."""
+    for name in os.listdir(path.parent):
+        head, _, pid = name.rpartition(".tmp")
+        if head == path.name and pid.isdigit() and is_gone(int(pid)):
+            with contextlib.suppress(OSError):
+                os.unlink(path.with_name(name))
+
+
+def is_gone(pid: int) -> bool:
+    """Whether nobody has that number; what is written under our own is from somebody who had it before."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except PermissionError:
+        return False
+    return pid == os.getpid()

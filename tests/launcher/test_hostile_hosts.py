@@ -1,0 +1,323 @@
+"""Hosts that are broken, or not on our side: an error that names them, soon and in little memory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import showlogs
+from launcher.agent import Agent
+from launcher.errors import HostError, RingctlError
+from launcher.follow import follow
+from launcher.model import Host
+from launcher.push import push, take
+from launcher.runs import Found
+from launcher.transport import Pool
+from launcher.transport.local import LocalTransport
+from tests.launcher import hosts
+from tests.launcher.hosts import HOME, Hosts, write_home
+from tests.launcher.ringctl import (
+    RINGCTL,
+    detach,
+    ringctl,
+    run_folder,
+    state,
+    wait_until_final,
+)
+
+MARK = "--ringctl-hostd--"
+MOST_MEMORY = 700 << 10  # in KiB: what a gigabyte does not fit into
+
+
+class Liar(LocalTransport):
+    """A way to a host whose Python is a script of ours."""
+
+    def __init__(self, script: str) -> None:
+        super().__init__(Host("liar", local=True))
+        self.script = script
+
+    def program(self, source: str) -> list[str]:  # noqa: ARG002 - it does not care what it is asked for
+        return ["/bin/sh", "-c", self.script, "sh", "-"]
+
+
+def liar(script: str) -> Agent:
+    transport = Liar(script)
+    return Agent(transport.host, transport)
+
+
+def telling(*lines: Any) -> str:
+    """A script that sends these lines as hostd would."""
+    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+    return f"cat <<'END'\n{MARK}\n{text}END"
+
+
+# --- All of ringctl, on hosts that lie -----------------------------------------------------------
+
+ENDLESS = {
+    "server1": f"echo {MARK}; head -c 20000 /dev/urandom",
+    "server2": "yes a chatty login",
+    "server3": f"""printf '{MARK}\\n{{"a":"'; head -c 1000000000 /dev/zero""",
+    "server4": f"echo {MARK}; head -c 1000000 /dev/zero | tr '\\0' '['; echo",
+}
+
+
+def bounded(*args: str, code: int) -> str:
+    """What ringctl says on stderr; fails if it took the memory that a host wanted it to."""
+    process = subprocess.Popen([*RINGCTL, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process.stdout, process.stderr:
+        said = process.stderr.read()
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == code, said
+    assert "Traceback" not in said
+    assert used.ru_maxrss < MOST_MEMORY
+    return said
+
+
+def test_garbage_endless_output_a_gigabyte_and_a_thousand_brackets_end_in_an_error_of_their_host(
+    cluster: Hosts,
+) -> None:
+    for host in cluster.names:
+        write_home(cluster, host, "python", '#!/bin/sh\nexec python3 "$@"\n')
+        cluster.run(host, "chmod", "+x", "python")
+    hosts.inventory(cluster, defaults={"python": f"{HOME}/python"})
+    done = ringctl("launch", "--skip-preflight", "--detach", "--json", "--", "true")
+    run = json.loads(done.stdout)["run"]
+    for host, script in ENDLESS.items():
+        write_home(cluster, host, "python", f"#!/bin/sh\n{script}\n")
+    for args in (("logs", run), ("preflight",)):
+        said = bounded(*args, code=4)
+        if args[0] != "preflight":  # which says it in its table
+            assert all(f"{host}: " in said for host in ENDLESS), said
+
+
+# --- One answer ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "exit 3",
+        "head -c 5000 /dev/urandom",
+        f"echo {MARK}; echo {{}}",
+        f"echo {MARK}; echo '[]'",
+        f"""echo {MARK}; echo '{{"kind": "error"}}'""",
+        f"""echo {MARK}; echo '{{"kind": "error", "error": {{"a": "\\u001b[2J"}}}}'""",
+        f"""echo {MARK}; echo '{{"runs": 5, "known": 1, "have": "yes"}}'""",
+        f"""echo {MARK}; echo '{{"runs": [[]], "known": true, "have": false, "missing": ["../x"]}}'""",
+        f"echo {MARK}; echo {{}}; echo {MARK}; echo {{}}",
+        "yes",
+        "yes >&2",
+    ],
+)
+def test_whatever_is_answered_to_a_question_is_an_error_of_that_host(script: str, tmp_path: Path) -> None:
+    agent = liar(script)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "a.py").write_text("pass")
+    asking = [lambda: agent.runs(), lambda: agent.stop("r", 0.0)]
+    if not script.startswith("yes"):  # once is enough to know that it is ended
+        asking.append(lambda: raise_first(push(take(tmp_path / "code"), {"liar": agent})))
+    for ask in asking:
+        with pytest.raises(RingctlError, match=r"^liar: ") as caught:
+            ask()
+        assert "\x1b" not in str(caught.value)
+
+
+def raise_first(results: dict[str, Any]) -> dict[str, Any]:
+    for result in results.values():
+        if isinstance(result, RingctlError):
+            raise result
+    return results
+
+
+def test_a_host_that_never_stops_talking_is_not_listened_to_for_longer_than_the_others() -> None:
+    script = f"printf '{MARK}\\n'; exec python3 -c 'import os\nwhile True: os.write(1, bytes(1))'"
+    conversation = liar(script).converse("x.py", "x", [{}])
+    try:
+        with pytest.raises(HostError, match="liar: no answer within 1 s"):
+            conversation.answer(1.0)
+    finally:
+        conversation.close()
+
+
+def test_a_push_to_a_host_that_always_wants_the_same_comes_to_an_end(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("pass")
+    snapshot = take(tmp_path)
+    wants = json.dumps({"have": False, "missing": [entry.content for entry in snapshot.entries]})
+    answer = push(snapshot, {"liar": liar(f"cat >/dev/null; echo {MARK}; echo '{wants}'")})["liar"]
+    assert "as fast as it comes" in str(answer)
+
+
+# --- Logs ----------------------------------------------------------------------------------------
+
+CURSOR = {"kind": "cursor", "time": 1e9, "attempt": 1, "segment": 1, "offset": 0}
+TICK = '{"kind":"tick","time":1000000000.0}'
+LINE = {"kind": "line", "time": 1e9, "rank": 0, "stream": "out", "text": "x"}
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        telling(CURSOR, {**LINE, "stream": "/../../../stolen"}),
+        telling(CURSOR, {**LINE, "rank": "/../../stolen"}),
+        telling(CURSOR, {**LINE, "rank": None}),
+        telling(CURSOR, {**LINE, "text": 5}),
+        telling(CURSOR, {**LINE, "end": {}}),
+        telling(CURSOR, {**LINE, "time": 1e300}),
+        telling(CURSOR, {**LINE, "time": 10**400}),
+        telling({**CURSOR, "time": 10**400}),
+        telling(CURSOR, {**LINE, "time": float("nan")}),
+        telling(CURSOR, {"kind": "rank_exited", "time": 1e9, "rank": 0}),
+        telling({**CURSOR, "attempt": "../../x"}),
+        telling(CURSOR, {"kind": "tick", "time": 1e9}) + f"\nwhile :; do echo '{TICK}'; sleep 0.2; done",
+        telling({"kind": "error", "time": 1e9, "error": {"\x1b[2J": 1}}),
+        telling(CURSOR) + "\nhead -c 100000 /dev/zero | tr '\\0' '['; echo",
+    ],
+)
+def test_what_no_rank_wrote_is_not_written_down(script: str, tmp_path: Path) -> None:
+    found = Found("r1", "", (Host("liar", local=True),), 1.0)
+    target = tmp_path / "a" / "b" / "c"
+    with contextlib.suppress(RingctlError):
+        assert showlogs.download(found, {"liar": liar(script)}, target, back=0) == 4
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert all(path.is_relative_to(target / "r1") for path in written), written
+
+
+def test_one_host_that_lies_does_not_keep_the_others_from_being_heard() -> None:
+    end = {"kind": "end", "time": 1e9, "state": "succeeded"}
+    good = Agent(Host("good", local=True), Liar(telling(CURSOR, LINE, end)))
+    agents = {"good": good, "liar": liar(telling(CURSOR, {**LINE, "rank": []}))}
+    seen, lost = [], {}
+    for update in follow(agents, "r1", live=True):
+        seen += update.events
+        lost = dict(update.lost)
+    assert [event.data["text"] for event in seen if event.host == "good"] == ["x"]
+    assert lost["liar"].startswith("its events cannot be read: ")
+
+
+# --- What is no SSH server -----------------------------------------------------------------------
+
+NOISE = random.Random(7).randbytes(4000)
+GREETINGS = [
+    b"\0" * 1000,
+    b"HTTP/1.1 400 Bad Request\r\n\r\n",
+    b"SSH-2.0-\xff\xfe\r\n" + NOISE,
+    b"SSH-2.0-x\r\n" + b"\xff" * 100,
+    b"SSH-2.0-x\r\n\0\0\0\x0c\x0a\x14" + NOISE,
+    b"SSH-1.5-old\r\n",
+    b"x" * (1 << 20),
+]
+
+
+@contextlib.contextmanager
+def servers(greetings: list[bytes]) -> Iterator[list[int]]:
+    """Ports of this machine where whoever comes is greeted like this, and shown the door."""
+    over, open_, threads = threading.Event(), [], []
+
+    def greet(server: socket.socket, words: bytes) -> None:
+        while not over.is_set():
+            with contextlib.suppress(OSError), server.accept()[0] as guest:
+                guest.settimeout(5.0)
+                guest.sendall(words)
+                guest.shutdown(socket.SHUT_WR)
+                while guest.recv(65536):
+                    pass
+
+    for words in greetings:
+        server = socket.create_server(("127.0.0.1", 0))
+        server.settimeout(0.1)
+        open_.append(server)
+        threads.append(threading.Thread(target=greet, args=(server, words)))
+        threads[-1].start()
+    try:
+        yield [server.getsockname()[1] for server in open_]
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+        for server in open_:
+            server.close()
+
+
+def test_what_speaks_no_ssh_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "config").write_text("ConnectTimeout 2\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    errors: dict[str, BaseException] = {}
+    pool = Pool(no_input=True)
+
+    def reach(name: str, port: int) -> None:
+        try:
+            pool.transport(Host(name, "127.0.0.1", user="x", port=port)).run(["true"], b"", 30.0)
+        except BaseException as error:  # looked at below
+            errors[name] = error
+
+    with servers(GREETINGS) as ports:
+        guests = [
+            threading.Thread(target=reach, args=(f"h{number}", port)) for number, port in enumerate(ports)
+        ]
+        for guest in guests:
+            guest.start()
+        for guest in guests:
+            guest.join()
+    pool.close()
+    assert {name: type(error) for name, error in errors.items()} == {
+        f"h{number}": HostError for number in range(len(GREETINGS))
+    }
+    assert not any("\x1b" in str(error) for error in errors.values())
+
+
+# --- Much, and newer -----------------------------------------------------------------------------
+
+
+def test_of_ten_thousand_hosts_one_can_be_used(tmp_path: Path) -> None:
+    lines = ["hosts:", "  - {name: here, local: true, slots: 2}"]
+    lines += [f"  - {{name: h{i}, address: 10.1.{i // 250}.{i % 250 + 1}}}" for i in range(10_000)]
+    (tmp_path / "hosts.yaml").write_text("\n".join(lines))
+    options = ("--hosts", str(tmp_path / "hosts.yaml"))
+    plan = json.loads(ringctl("launch", *options, "--world", "2", "--dry-run", "--json", "--", "true").stdout)
+    assert [host["host"] for host in plan["hosts"]] == ["here"]
+    said = ringctl("launch", *options, "--world", "10003", "--", "true", code=2).stderr
+    assert "more than the 10002 slots" in said
+
+
+def change(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_run_of_a_newer_version_is_left_out_and_the_others_are_not() -> None:
+    old, new = detach(["echo", "hi"], world=1), detach(["echo", "hi"], world=1)
+    wait_until_final(old)
+    wait_until_final(new)
+    wait_until_all_said(new)
+    change(run_folder(new) / "state.json", ranks={"0": {"state": "asleep"}}, version=99)
+    change(Path(os.environ["RINGCTL_HOME"]) / "history" / f"{new}.json", plan={"version": 99}, more=[1])
+    done = ringctl("ps", "--json", "--all", code=None)
+    assert [about["run"] for about in json.loads(done.stdout)] == [old]
+    assert f"what it tells of run {new} cannot be read here, and is left out" in done.stderr
+    for args in (("status", new), ("logs", new), ("restart", new)):
+        said = ringctl(*args, code=2).stderr
+        assert f"there is no run {new!r}" in said
+        assert "Traceback" not in said
+
+
+def wait_until_all_said(run: str) -> None:
+    """Its host has written its last word, and will not write over ours."""
+    for _ in range(500):
+        if state(run)["ended"] and not os.path.exists(f"/proc/{state(run)['warden']['pid']}"):
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"{run} has not ended")

@@ -1,0 +1,148 @@
+"""The lease that a run's supervisors hold: real datagrams on loopback, and a clock that the test turns."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from launcher.hostlease import Lease, sign, verified
+
+SECRET = "5e" * 32
+
+
+def about(port: int, secret: str = SECRET) -> dict[str, Any]:
+    return {"leader": "s1", "address": "127.0.0.1", "port": port, "secret": secret, "seconds": 10.0}
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@contextlib.contextmanager
+def opened(*leases: Lease) -> Iterator[None]:
+    try:
+        for lease in leases:
+            assert lease.open() >= 0
+        yield
+    finally:
+        for lease in leases:
+            if lease._socket is not None:
+                lease._socket.close()
+
+
+def hear(lease: Lease, now: float) -> None:
+    """Wait until something has come, and take it in."""
+    assert lease._socket is not None
+    select.select([lease._socket], [], [], 2.0)
+    lease.receive(now)
+
+
+def meet(leader: Lease, *others: Lease, now: float) -> None:
+    for other in others:
+        other.beat(now)
+        hear(leader, now)
+        hear(other, now)
+
+
+def test_whoever_was_heard_and_falls_silent_is_missed_by_the_leader_and_then_by_all(port: int) -> None:
+    one, two, three = (Lease(about(port), host) for host in ("s1", "s2", "s3"))
+    with opened(one, two, three):
+        meet(one, two, three, now=0.0)
+        assert not one.silent(9.0)
+        meet(one, two, now=12.0)
+        assert one.silent(12.0) == {"s3": 12.0}
+        assert list(two.silent(12.0)) == ["s3"]
+        meet(one, three, two, now=13.0)
+        assert not one.silent(13.0)
+        assert not two.silent(13.0)
+
+
+def test_who_hears_nothing_of_the_leader_misses_it(port: int) -> None:
+    one, two = Lease(about(port), "s1"), Lease(about(port), "s2")
+    with opened(one, two):
+        meet(one, two, now=0.0)
+        assert two.silent(11.0) == {"s1": 11.0}
+
+
+def test_a_lease_that_never_began_does_not_run_out(port: int) -> None:
+    one, two = Lease(about(port), "s1"), Lease(about(port), "s2")
+    with opened(one, two):
+        two.beat(0.0)
+        assert not two.silent(1e6)
+        assert not one.silent(1e6)
+
+
+def test_a_failure_on_one_host_is_told_to_all_others_at_once(port: int) -> None:
+    one, two, three = (Lease(about(port), host) for host in ("s1", "s2", "s3"))
+    with opened(one, two, three):
+        meet(one, two, three, now=0.0)
+        two.bye("failed", "rank 1 failed")
+        hear(one, 1.0)
+        hear(three, 1.0)
+        told = {"state": "failed", "reason": "rank 1 failed"}
+        assert (one.over, three.over) == (told, told)
+
+
+def test_whoever_has_finished_is_not_missed(port: int) -> None:
+    one, two = Lease(about(port), "s1"), Lease(about(port), "s2")
+    with opened(one, two):
+        meet(one, two, now=0.0)
+        two.bye("succeeded", "")
+        hear(one, 1.0)
+        assert one.over is None
+        assert not one.silent(100.0)
+
+
+def test_the_leader_says_goodbye_to_all(port: int) -> None:
+    one, two = Lease(about(port), "s1"), Lease(about(port), "s2")
+    with opened(one, two):
+        meet(one, two, now=0.0)
+        one.bye("stopped", "stopped")
+        hear(two, 1.0)
+        assert two.over == {"state": "stopped", "reason": "stopped"}
+
+
+def test_who_does_not_know_the_secret_is_not_heard(port: int) -> None:
+    one, stranger = Lease(about(port), "s1"), Lease(about(port, "ab" * 32), "s2")
+    with opened(one, stranger):
+        stranger.beat(0.0)
+        stranger.bye("stopped", "stopped")
+        hear(one, 0.0)
+        assert one.over is None
+        assert not one.silent(1e6)
+
+
+def test_what_was_heard_before_does_not_count_again(port: int) -> None:
+    one, two = Lease(about(port), "s1"), Lease(about(port), "s2")
+    secret = bytes.fromhex(SECRET)
+    with opened(one, two), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
+        recorded = sign(secret, {"kind": "here", "host": "s2", "number": 7})
+        end.sendto(recorded, ("127.0.0.1", port))
+        hear(one, 0.0)
+        end.sendto(recorded, ("127.0.0.1", port))
+        hear(one, 11.0)
+        assert one.silent(11.0) == {"s2": 11.0}
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * 31, b"x" * 32, b"x" * 1400, b"\0" * 64])
+def test_whatever_comes_from_elsewhere_is_nothing(data: bytes) -> None:
+    assert verified(bytes.fromhex(SECRET), data) is None
+
+
+def test_where_the_port_is_taken_there_is_no_lease_and_no_harm(port: int) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind(("127.0.0.1", port))
+        lease = Lease(about(port), "s1")
+        assert lease.open() == -1
+        lease.beat(0.0)
+        lease.receive(0.0)
+        lease.bye("failed", "rank 0 failed")
+        assert not lease.silent(1e6)

@@ -1,0 +1,535 @@
+"""`ringctl checkpoints` and `ringctl pull`: what a run has made is found on its hosts, and comes whole."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import cli_pull, fetch, kit, pull, pulling, runs
+from launcher.agent import Agent, agents_for
+from launcher.errors import HostError, InputError, RingctlError
+from launcher.follow import follow
+from launcher.pull import FileAbout, Listing, Manifest, StepOnHost
+from launcher.pullfolder import PullFolder
+from launcher.transport import Pool
+from tests.launcher import hosts
+from tests.launcher.conftest import become_controller
+from tests.launcher.hosts import OURS, Hosts, inventory
+from tests.launcher.ringctl import detach, launch, ringctl, run_folder, start, wait_for, wait_until_final
+
+# Saves the steps in $0 as the trainer does, a model of $1 bytes on each host, and a line of metrics.
+SAVE = r"""
+import hashlib, json, os, sys
+from pathlib import Path
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+for step in map(int, sys.argv[1].split(",")):
+    place = Path(os.environ["RINGCTL_CHECKPOINTS"], f"step-{step:08d}")
+    place.mkdir(parents=True, exist_ok=True)
+    contents = {f"rank-{rank}.pt": b"own"}
+    if os.environ["LOCAL_RANK"] == "0":
+        contents["model.pt"] = (b"model of step %d, " % step * int(sys.argv[2]))[: int(sys.argv[2])]
+    files = {}
+    for name, content in contents.items():
+        (place / name).write_bytes(content)
+        files[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    about = {"version": 1, "step": step, "epoch": 1, "rank": rank, "files": files}
+    about["run"] = {"--world-size": world}
+    (place / f"rank-{rank}.json").write_text(json.dumps(about))
+    with open(os.environ["RINGCTL_METRICS"], "a") as file:
+        print(json.dumps({"step": step}), file=file)
+print("saved", rank)
+"""
+
+
+def saving(steps: str, model_bytes: int = 4000) -> list[str]:
+    return ["python3", "-c", SAVE, steps, str(model_bytes)]
+
+
+def model_of(step: int, model_bytes: int = 4000) -> bytes:
+    return (b"model of step %d, " % step * model_bytes)[:model_bytes]
+
+
+def saved(steps: str, world: int = 2) -> str:
+    """A run on this machine that is over."""
+    return str(launch(saving(steps), world=world)[-1]["run"])
+
+
+def step_folder(run: str, step: int) -> Path:
+    return run_folder(run) / "checkpoints" / f"step-{step:08d}"
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def damage(path: Path) -> None:
+    """The same length, other bytes."""
+    with path.open("r+b") as file:
+        file.write(b"\0" * 100)
+
+
+def about(folder: Path) -> Any:
+    return json.loads((folder / "checkpoint.json").read_text())
+
+
+def listed(*args: str, code: int = 0) -> Any:
+    return json.loads(ringctl("checkpoints", *args, "--json", code=code).stdout)
+
+
+@contextlib.contextmanager
+def heard_of(run: str) -> Iterator[pulling.Heard]:
+    """What the run's hosts have of it, in this process."""
+    pool = Pool(no_input=True)
+    try:
+        found = runs.find_run(run, runs.remembered())
+        yield pulling.hear(found, agents_for(found.hosts, pool))
+    finally:
+        pool.close()
+
+
+# --- On this machine -----------------------------------------------------------------------------
+
+
+def test_what_the_trainer_saved_is_listed_and_comes_whole_with_metrics_and_logs(tmp_path: Path) -> None:
+    run = str(launch(["--steps", "4", "--checkpoint-every", "2", "--threads", "1"])[-1]["run"])
+    told = listed(run)
+    assert [(c["step"], c["complete"], c["world"]) for c in told["checkpoints"]] == [
+        (2, True, 2),
+        (4, True, 2),
+    ]
+    assert [(part["rank"], part["ok"]) for part in told["checkpoints"][1]["parts"]] == [(0, True), (1, True)]
+    table = ringctl("checkpoints", run).stdout.splitlines()
+    assert table[0].split() == ["STEP", "EPOCH", "COMPLETE", "RANKS", "ON", "MODEL", "ON", "SIZE", "WRITTEN"]
+    assert table[2].split()[:7] == ["4", "1", "yes", "0-1", "of", "2", "localhost"]
+    ringctl("pull", cwd=tmp_path)
+    folder = tmp_path / run
+    model = (step_folder(run, 4) / "model.pt").read_bytes()
+    assert (folder / "model.pt").read_bytes() == model
+    assert about(folder)["sha256"] == hashlib.sha256(model).hexdigest()
+    assert (about(folder)["step"], about(folder)["options"]["--world-size"]) == (4, 2)
+    for rank in (0, 1):
+        metrics = (run_folder(run) / f"ranks/{rank}/metrics-1.jsonl").read_bytes()
+        assert (folder / f"metrics/rank-{rank}-attempt-1.jsonl").read_bytes() == metrics != b""
+    ringctl("logs", run, "--download", str(tmp_path / "logs"))
+    assert files_in(folder / "logs") == files_in(tmp_path / "logs" / run)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "checkpoint.json",
+        "logs",
+        "metrics",
+        "model.pt",
+    ]
+
+
+def test_a_folder_with_something_in_it_is_refused_and_force_replaces_only_what_is_ours(
+    tmp_path: Path,
+) -> None:
+    run, folder = saved("2,4"), tmp_path / "mine"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    done = ringctl("pull", run, str(folder), code=2)
+    assert f"{folder} is there already, and not empty" in done.stderr
+    assert list(folder.iterdir()) == [folder / "notes.txt"]
+    ringctl("pull", run, str(folder), "--force")
+    assert (folder / "model.pt").read_bytes() == model_of(4)
+    (folder / "logs" / "rank7.out.log").write_text("of an older attempt")
+    ringctl("pull", run, str(folder), "--force", "--step", "2")
+    assert (folder / "model.pt").read_bytes() == model_of(2)
+    assert about(folder)["step"] == 2
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert sorted(p.name for p in (folder / "logs").iterdir()) == [
+        "events.jsonl", "rank0.out.log", "rank1.out.log"
+    ]  # fmt: skip
+    (tmp_path / "file").write_text("")
+    assert ringctl("pull", run, str(tmp_path / "file"), code=2).stderr.count("Traceback") == 0
+
+
+def test_a_damaged_model_is_never_taken_and_a_step_that_is_not_there_leaves_nothing(tmp_path: Path) -> None:
+    run = saved("2,4", world=1)
+    damage(step_folder(run, 4) / "model.pt")
+    done = ringctl("pull", run, str(tmp_path / "older"))
+    assert "step 4: localhost: model.pt has not the checksum" in done.stderr
+    assert (tmp_path / "older" / "model.pt").read_bytes() == model_of(2)
+    done = ringctl("pull", run, str(tmp_path / "four"), "--step", "4", code=1)
+    assert "error: no host has a whole model of step 4" in done.stderr
+    assert sorted(path.name for path in (tmp_path / "four").iterdir()) == ["logs", "metrics"]
+    done = ringctl("pull", run, str(tmp_path / "three"), "--step", "3", code=2)
+    assert "--step 3: " in done.stderr
+    assert done.stderr.endswith("it has: 2, 4\n")
+    assert not (tmp_path / "three").exists()
+
+
+def test_without_a_checkpoint_metrics_and_logs_come_and_that_is_said(tmp_path: Path) -> None:
+    twice = "echo hello; for a in 1 2; do echo {} >>${RINGCTL_METRICS%1.jsonl}$a.jsonl; done"
+    run = str(launch(["sh", "-c", twice], world=1)[-1]["run"])
+    assert f"run {run} has no checkpoints" in ringctl("checkpoints", run).stdout
+    done = ringctl("pull", run, str(tmp_path / "new"))
+    assert f"run {run} has no checkpoints: no model is pulled" in done.stderr
+    assert set(files_in(tmp_path / "new")) == {
+        "metrics/rank-0-attempt-1.jsonl", "metrics/rank-0-attempt-2.jsonl",
+        "logs/events.jsonl", "logs/rank0.out.log",
+    }  # fmt: skip
+
+
+def test_checkpoints_that_a_user_wanted_elsewhere_are_said_to_be_there(tmp_path: Path) -> None:
+    words = ("--checkpoint-dir", "first", f"--checkpoint_dir={tmp_path / 'other'}")
+    run = str(launch(["sh", "-c", "true", *words], world=1)[-1]["run"])
+    assert listed(run)["elsewhere"] == {"localhost": str(tmp_path / "other")}
+    said = ringctl("pull", run, str(tmp_path / "new")).stderr
+    assert f"localhost: the run saves to {tmp_path / 'other'} (--checkpoint-dir)" in said
+
+
+def test_a_run_that_goes_on_is_pulled_with_whole_lines_of_metrics(tmp_path: Path) -> None:
+    script = (
+        f'"$@"; printf "half of a li" >>$RINGCTL_METRICS; while ! test -e {tmp_path}/go; do sleep 0.02; done'
+    )
+    run = detach(["sh", "-c", script, "sh", *saving("2,4")])
+    metrics = [run_folder(run) / f"ranks/{rank}/metrics-1.jsonl" for rank in (0, 1)]
+    wait_for(
+        lambda: all(m.exists() and m.read_text().endswith("li") for m in metrics), "two halves of a line"
+    )
+    ringctl("pull", run, str(tmp_path / "new"))
+    (tmp_path / "go").touch()
+    assert (tmp_path / "new" / "model.pt").read_bytes() == model_of(4)
+    for rank in (0, 1):
+        pulled = (tmp_path / "new" / f"metrics/rank-{rank}-attempt-1.jsonl").read_text()
+        assert pulled == '{"step": 2}\n{"step": 4}\n'
+    wait_until_final(run)
+
+
+def test_what_the_run_removes_before_it_is_sent_gives_way_to_what_it_has_saved_since(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, to = saved("2,4"), PullFolder(tmp_path / "new")
+    with heard_of(run) as heard, to.open():
+        step_folder(run, 4).rename(step_folder(run, 8))
+        for path in step_folder(run, 8).glob("*.json"):
+            path.write_text(json.dumps({**json.loads(path.read_text()), "step": 8}))
+        model = pulling.bring_model(heard, to, None)
+        assert model is not None
+        assert model[0].step == 8, "not the older one, which is still there"
+        step_folder(run, 8).rename(step_folder(run, 4))
+        assert pulling.bring_model(heard, PullFolder(tmp_path / "other"), 8) is None
+        assert heard.code == 1
+    assert (
+        "step 4: localhost: checkpoints/step-00000004/model.pt is not there any more"
+        in capsys.readouterr().err
+    )
+
+
+def test_two_pulls_do_not_write_to_one_folder(tmp_path: Path) -> None:
+    one, other = PullFolder(tmp_path / "new"), PullFolder(tmp_path / "new")
+    with one.open():
+        with pytest.raises(InputError, match="another `ringctl pull` is writing"), other.open():
+            pass
+        assert sorted(os.listdir(one.part)) == ["logs", "metrics"]
+    with other.open():
+        other.close(keep_model=False)
+
+
+# --- Names ---------------------------------------------------------------------------------------
+
+
+def test_a_host_sends_models_and_metrics_out_of_the_runs_own_folder_and_nothing_else(tmp_path: Path) -> None:
+    run = saved("2,4", world=1)
+    (tmp_path / "secret").write_text("secret")
+    (step_folder(run, 4) / "model.pt").unlink()
+    (step_folder(run, 4) / "model.pt").symlink_to(tmp_path / "secret")
+    asked = [
+        "checkpoints/step-00000004/model.pt",  # a link that leads out
+        "checkpoints/step-00000002/../step-00000002/model.pt",
+        "../../../secret",
+        str(tmp_path / "secret"),
+        "plan.json",
+        "",
+    ]
+    right = "checkpoints/step-00000002/model.pt"
+    with heard_of(run) as heard:
+        agent = heard.agents["localhost"]
+        wanted = [{"path": path, "offset": 0} for path in [*asked, right]]
+        with contextlib.closing(fetch.Sender.of(agent, run, wanted)) as sender:
+            for path in asked:
+                with pytest.raises(fetch.Gone):
+                    sender.length(path)
+            assert b"".join(sender.body(sender.length(right))) == model_of(2)
+        for name in ("../runs", "..", "", f"{run}/ranks"):
+            refused = pytest.raises(RingctlError, match="not the name of a run")
+            with refused, contextlib.closing(fetch.Sender.of(agent, name, wanted)) as sender:
+                sender.length(right)
+    ringctl("pull", run, str(tmp_path / "new"))
+    assert (tmp_path / "new" / "model.pt").read_bytes() == model_of(2)
+
+
+@pytest.mark.parametrize("run", ["../x", "/etc", "", "..", "a/b", "-rf", "a\nb"])
+def test_a_run_id_that_is_no_name_is_not_taken_for_a_folder(run: str) -> None:
+    with pytest.raises(InputError):
+        cli_pull.folder_for(run)
+
+
+def a_listing(**changes: Any) -> dict[str, Any]:
+    """A host's answer."""
+    file = {"bytes": 3, "sha256": "0" * 64}
+    manifest = {"rank": 0, "epoch": 1, "run": {"--world-size": 1}, "files": {"model.pt": file}}
+    step = {"step": 2, "written": 1.0, "files": {"model.pt": 3}, "manifests": [manifest], "unread": []}
+    whole = {"steps": [step], "ranks": [0], "metrics": [{"rank": 0, "attempt": 1, "bytes": 3}]}
+    answer: dict[str, Any] = {**whole, "events": 0, "checkpoint_dir": ""}
+    for path, value in changes.items():
+        *way, last = [int(key) if key.isdigit() else key for key in path.split("__")]
+        place = answer
+        for key in way:
+            place = place[key]  # type: ignore[index]  # lists and dicts alike
+        place[last] = value  # type: ignore[index]  # lists and dicts alike
+    return answer
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"steps": None},
+        {"steps__0__step": -1},
+        {"steps__0__step": 10**30},
+        {"steps__0__step": "../../x"},
+        {"steps__0__written": float("nan")},
+        {"steps__0__files__model.pt": True},
+        {"steps__0__manifests__0__files__model.pt__sha256": "../../x"},
+        {"steps__0__manifests__0__files__model.pt__bytes": 10**30},
+        {"metrics__0__rank": "../../x"},
+        {"metrics__0__attempt": -1},
+        {"metrics__0": []},
+        {"events": 1e300},
+        {"ranks": [None]},
+    ],
+    ids=str,
+)
+def test_an_answer_that_makes_no_sense_is_not_believed(change: dict[str, Any]) -> None:
+    assert pull.listing("server1", a_listing()).steps[0].step == 2
+    with pytest.raises(HostError, match="server1: "):
+        pull.listing("server1", a_listing(**change))
+
+
+# --- Which checkpoint ----------------------------------------------------------------------------
+
+
+def on_host(step: int, *ranks: int, world: int = 2, steps: int | None = None) -> StepOnHost:
+    options = {"--world-size": world} | ({"steps in all": steps} if steps else {})
+    file = FileAbout(3, "0" * 64)
+    parts = tuple(Manifest(r, 1, options, {f"rank-{r}.pt": file, "model.pt": file}) for r in ranks)
+    return StepOnHost(step, 1.0, {**{f"rank-{r}.pt": 3 for r in ranks}, "model.pt": 3}, parts, ())
+
+
+def host_with(*steps: StepOnHost, ranks: tuple[int, ...] = ()) -> Listing:
+    return Listing(steps, ranks, (), 0, "")
+
+
+@pytest.mark.parametrize(
+    ("answered", "all_heard", "complete"),
+    [
+        ({"a": host_with(on_host(2, 0)), "b": host_with(on_host(2, 1))}, True, True),
+        ({"a": host_with(on_host(2, 0, 1))}, False, True),
+        ({"a": host_with(on_host(2, 0))}, True, False),
+        ({"a": host_with(on_host(2, 0))}, False, None),
+        ({"a": host_with(on_host(2, 0)), "b": host_with(ranks=(1,))}, False, False),
+        ({"a": host_with(on_host(2, 0, 1, world=4)), "b": host_with(on_host(2, 0, 1))}, True, True),
+    ],
+    ids=["all", "all of those heard", "one missing", "one away", "one missing on one heard", "two worlds"],
+)
+def test_a_checkpoint_is_complete_when_all_ranks_have_finished_it(
+    answered: dict[str, Listing], all_heard: bool, complete: bool | None
+) -> None:
+    (found,) = pull.checkpoints(answered, all_heard)
+    assert found.complete is complete
+
+
+def test_the_newest_is_the_one_that_is_furthest_also_if_the_number_of_ranks_has_changed() -> None:
+    four = on_host(90, 0, 1, 2, 3, world=4, steps=100)
+    two = on_host(60, 0, 1, world=2, steps=200)
+    later = on_host(120, 0, 1, world=2, steps=200)
+    known = pull.checkpoints({"a": host_with(four, two, later, on_host(195, 0, steps=200))}, True)
+    assert [of.step for of in pull.candidates(known, None)] == [90, 120, 60]
+    assert [of.step for of in pull.candidates(known, 195)] == [195], "asked for, it is taken as it is"
+
+
+def test_damage_that_can_be_seen_is_told(tmp_path: Path) -> None:
+    run = saved("2,4")
+    (step_folder(run, 4) / "rank-0.pt").write_bytes(b"")
+    (step_folder(run, 4) / "rank-1.json").write_text("{")
+    (step_folder(run, 2) / "rank-1.json").unlink()
+    two, four = listed(run)["checkpoints"]
+    assert (two["complete"], four["complete"]) == (False, False)
+    assert two["problems"] == ["localhost: rank 1: it was not finished"]
+    assert four["problems"] == [
+        "localhost: rank 0: rank-0.pt has 0 bytes of 3",
+        "localhost: rank 1: rank-1.json is damaged",
+    ]
+    assert "no checkpoint is complete (step 2, 4)" in ringctl("pull", run, str(tmp_path / "new")).stderr
+    done = ringctl("pull", run, str(tmp_path / "four"), "--step", "4")
+    assert "the checkpoint of step 4 is not complete; its model is" in done.stderr
+    assert (tmp_path / "four" / "model.pt").read_bytes() == model_of(4)
+
+
+def test_a_rank_has_the_metrics_that_its_own_host_has_of_it() -> None:
+    first, second = pull.MetricsFile(0, 1, 3), pull.MetricsFile(0, 2, 3)
+    claimed = {name: replace(host_with(), metrics=(first, second)) for name in ("a", "b")}
+    assert pull.metrics_of(claimed, {0: "b"}) == {"b": [first, second]}
+    assert pull.metrics_of(claimed, {}) == {"a": [first, second]}
+
+
+# --- Over SSH ------------------------------------------------------------------------------------
+
+
+def on_servers(cluster: Hosts, steps: str, model_bytes: int = 4000) -> str:
+    """A run on two servers that is over."""
+    inventory(cluster, only=("server1", "server2"))
+    done = ringctl("launch", "--skip-preflight", "--json", "--", *saving(steps, model_bytes))
+    return str(json.loads(done.stdout.splitlines()[-1])["run"])
+
+
+def model_on(cluster: Hosts, host: str, run: str, step: int) -> Path:
+    return cluster.path(host, f"{OURS}/runs/{run}/checkpoints/step-{step:08d}/model.pt")
+
+
+def test_a_damaged_copy_or_a_host_that_is_away_gives_way_to_the_next_host_that_has_it(
+    cluster: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = on_servers(cluster, "2,4")
+    with heard_of(run) as heard, (to := PullFolder(tmp_path / "cut")).open():
+        cluster.reset_port("server1", 22)
+        model = pulling.bring_model(heard, to, None)
+    assert model is not None
+    assert (model[0].step, model[1].host, heard.code) == (4, "server2", 4)
+    cluster.clear_rules("server1")
+
+    (folder := tmp_path / "elsewhere").mkdir()
+    become_controller(cluster, folder, monkeypatch)  # one that has not started it
+    monkeypatch.setenv("RINGCTL_HOME", str(folder / "ringctl"))
+    inventory(cluster, only=("server1", "server2"))
+    damage(model_on(cluster, "server1", run, 4))
+    done = ringctl("pull", run)
+    assert "step 4: server1: model.pt has not the checksum" in done.stderr
+    assert "server2 has it too, and is asked" in done.stderr
+    assert Path(run, "model.pt").read_bytes() == model_of(4)
+    assert (about(Path(run))["step"], about(Path(run))["host"]) == (4, "server2")
+
+    cluster.reset_port("server1", 22)
+    done = ringctl("pull", run, "rest", code=4)
+    assert "error: server1: connection refused" in done.stderr
+    assert "its part is missing" in done.stderr
+    assert Path("rest", "model.pt").read_bytes() == model_of(4)
+    assert sorted(files_in(Path("rest", "metrics"))) == ["rank-1-attempt-1.jsonl"]
+    assert sorted(files_in(Path("rest", "logs"))) == ["events.jsonl", "rank1.out.log"]
+    told = listed(run, code=4)
+    assert [checkpoint["complete"] for checkpoint in told["checkpoints"]] == [None, None]
+    assert list(told["errors"]) == ["server1"]
+
+    cluster.reset_port("server2", 22)
+    ringctl("pull", run, "nothing", code=4)
+    assert not Path("nothing").exists()
+
+
+def test_an_interrupted_pull_leaves_nothing_half_and_the_next_one_goes_on(cluster: Hosts) -> None:
+    size = 4_000_000
+    run = on_servers(cluster, "2", size)
+    model_on(cluster, "server2", run, 2).unlink()
+    cluster.limit_rate("server1", "8mbit")
+    try:
+        process = start("pull", run, "new")
+        wait_for(
+            lambda: any(part.stat().st_size for part in Path("new/pull.part").glob("model-*.part")),
+            "the first bytes",
+        )
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        cluster.limit_rate("server1", None)
+    assert process.returncode == 130, said
+    assert "the same command goes on from there" in said
+    assert "Traceback" not in said
+    assert os.listdir("new") == ["pull.part"]
+    damage(model_on(cluster, "server1", run, 2))  # where it begins, which has come
+    ringctl("pull", run, "new")
+    assert Path("new/model.pt").read_bytes() == model_of(2, size)
+    assert sorted(os.listdir("new")) == ["checkpoint.json", "logs", "metrics", "model.pt"]
+
+
+# --- Hosts that mean no good ---------------------------------------------------------------------
+
+# Takes the place of hostfiles.py. It knows the run's model, and sends it as MANNERS says.
+HOSTILE = r"""
+import sys, time
+SENTINEL, MODEL = b"--ringctl-hostd--\n", {model!r}
+def say(data):
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+def main():
+    sys.stdin.buffer.readline()
+    {manners}
+"""
+LENGTH = r"""say(SENTINEL + b'{"bytes": %d}\n' % len(MODEL))"""
+MORE = LENGTH + "; say(MODEL + b'more' * 1000000)"
+ANNOUNCED = r"""say(SENTINEL + b'{"bytes": 1000000000000000000}\n' + MODEL)"""
+NOTHING = LENGTH + "; sys.stdin.read()"
+DROPS = LENGTH + "\n    for byte in MODEL: say(bytes([byte])); time.sleep(0.1)"
+NAMES = r"""say(SENTINEL + b'{"bytes": "../../x"}\n')"""
+ENDLESS = r"""
+    say(SENTINEL + b'{"kind":"cursor","time":1,"attempt":1,"segment":1,"offset":0}\n')
+    while True:
+        say(b'{"kind":"line","time":1,"rank":0,"stream":"out","text":"x"}\n' * 100)
+"""
+
+
+@pytest.fixture
+def hostile(cluster: Hosts) -> Iterator[Any]:
+    """Call it to have server1 answer so; in this process, where nobody waits for a minute."""
+    with hosts.agents() as agents:
+
+        def behave(manners: str, model: bytes = b"", file: str = "hostfiles.py") -> Agent:
+            path = cluster.path("server1", f"{OURS}/kit/{Path(kit.folder()).name}/{file}")
+            assert path.exists()
+            path.write_text(HOSTILE.format(manners=manners, model=model))
+            return agents["server1"]
+
+        yield behave
+    shutil.rmtree(cluster.path("server1", f"{OURS}/kit"))
+
+
+def test_a_host_cannot_send_more_than_it_should_nor_keep_us_waiting(
+    hostile: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, part = model_of(2, 200), tmp_path / "model.part"
+    copy = pull.Copy("server1", len(model), hashlib.sha256(model).hexdigest())
+    monkeypatch.setattr(fetch, "QUIET_S", 0.5)
+    fetch.take_model(hostile(MORE, model), "a-run", 2, copy, part)
+    assert part.read_bytes() == model
+    part.unlink()
+    for manners, kind, words in (
+        (ANNOUNCED, fetch.Damaged, "has 1,000,000,000,000,000,000 bytes of 200"),
+        (NOTHING, HostError, "it sent no more than 0 bytes"),
+        (DROPS, HostError, "it sent no more than"),
+        (NAMES, HostError, "it does not say how long"),
+    ):
+        with pytest.raises(kind, match=words):
+            fetch.take_model(hostile(manners, model), "a-run", 2, copy, part)
+    assert 0 < len(part.read_bytes()) < len(model), "what dropped in stays, to go on from"
+    huge = replace(copy, bytes=10**18)
+    with pytest.raises(fetch.NotHere, match="are needed there"):
+        fetch.take_model(hostile(ANNOUNCED, model), "a-run", 2, huge, tmp_path / "huge")
+    file = pull.MetricsFile(0, 1, 3)
+    with pytest.raises(HostError, match="is longer than it said"):
+        fetch.take_metrics(hostile(ANNOUNCED, model), "a-run", [file], tmp_path, False)
+    assert sorted(path.name for path in tmp_path.glob("*.part")) == ["model.part"]
+
+
+def test_a_log_without_an_end_is_given_up(hostile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "GROWTH", 100_000)
+    bounded = fetch.Bounded(hostile(ENDLESS, file="hostd.py"), 0)
+    *_, last = follow({"server1": bounded}, "a-run", live=False)
+    assert last.away == {"server1": "server1: its log is longer than it said"}

@@ -1,0 +1,238 @@
+"""Runs that start again after a failure, on this machine: watched by their launch, or by a process apart."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import restarts, watching
+from launcher.model import Host, Inventory
+from launcher.plan import LaunchOptions
+from launcher.watching import Failure
+from tests.launcher.ringctl import events, is_alive, lines, ringctl, run_folder, start, state, wait_for
+
+SOON = ["--restart-delay", "0.1"]
+OPTIONS = LaunchOptions(run="r", name="", command=("true",), trainer="", max_restarts=3)
+
+
+def script(text: str) -> list[str]:
+    return ["--", "sh", "-c", f"attempt=$RINGCTL_ATTEMPT; {text}"]
+
+
+def launched(*options: str, code: int) -> tuple[list[Any], str]:
+    """The events of an attached launch on this machine, and what ringctl said."""
+    done = ringctl("launch", "--local", "--world", "2", "--json", *SOON, *options, code=code)
+    return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+
+
+def detached(*options: str) -> tuple[str, int]:
+    """The run's id and its watcher."""
+    done = ringctl("launch", "--local", "--world", "2", "--detach", "--json", *options)
+    about = json.loads(done.stdout)
+    return about["run"], about["watcher"]
+
+
+def status(run: str) -> Any:
+    return json.loads(ringctl("status", run, "--json").stdout)
+
+
+# --- Whether, when and with whom -----------------------------------------------------------------
+
+
+def failed(attempt: int, step: int | None = 3, error: str = "boom") -> Failure:
+    return Failure(attempt, step, error, "rank 0 on a failed: boom")
+
+
+def test_a_run_starts_again_as_often_as_it_may() -> None:
+    different = [failed(n, step=n) for n in range(1, 6)]
+    assert [bool(restarts.why_not_again(OPTIONS, different[:n])) for n in range(1, 6)] == [
+        False, False, False, True, True,
+    ]  # fmt: skip
+
+
+def test_the_same_error_at_the_same_step_twice_ends_it_early() -> None:
+    assert "at step 3" in restarts.why_not_again(OPTIONS, [failed(1), failed(2)])
+    assert not restarts.why_not_again(OPTIONS, [failed(1, step=2), failed(2)])
+    assert not restarts.why_not_again(OPTIONS, [failed(1, error="crash"), failed(2)])
+    assert restarts.why_not_again(OPTIONS, [failed(1, step=None), failed(2, step=None)])
+
+
+def test_hosts_that_were_away_twice_say_nothing_about_the_program() -> None:
+    assert not restarts.why_not_again(OPTIONS, [failed(1, error=""), failed(2, error="")])
+
+
+def test_each_wait_is_twice_as_long_up_to_a_minute() -> None:
+    waits = [restarts.delay(OPTIONS, [failed(n) for n in range(count)]) for count in range(1, 9)]
+    assert waits == [2, 4, 8, 16, 32, 60, 60, 60]
+    patient = replace(OPTIONS, restart_delay=300.0)
+    assert restarts.delay(patient, [failed(1), failed(2)]) == 300
+
+
+HOSTS = Inventory(tuple(Host(f"s{n}", f"10.0.0.{n}") for n in range(1, 5)), "s1")
+
+
+def test_without_a_host_the_run_has_fewer_ranks_but_remembers_how_many_it_had() -> None:
+    options = restarts.without(HOSTS, replace(OPTIONS, min_world=2), {"s3": "no route"})
+    assert (options.world, options.full_world, options.left_out) == (3, 4, {"s3"})
+    fewer = restarts.without(HOSTS, options, {"s1": "no route"})
+    assert (fewer.world, fewer.full_world, fewer.left_out) == (2, 4, {"s1", "s3"})
+    with pytest.raises(Exception, match="1 ranks are left, and --min-world is 2"):
+        restarts.without(HOSTS, fewer, {"s2": "no route"})
+
+
+# --- Attached ------------------------------------------------------------------------------------
+
+
+def test_after_a_failure_the_run_goes_on_as_its_next_attempt_on_the_same_id() -> None:
+    command = script("echo attempt $attempt; [ $attempt = 2 ]")
+    seen, said = launched("--max-restarts", "2", *command, code=0)
+    assert seen[-1]["state"] == "succeeded"
+    assert {event["attempt"] for event in seen if event["kind"] == "line"} == {1, 2}
+    assert len({event["run"] for event in seen}) == 1
+    assert "attempt 1 failed: rank" in said
+    assert "attempt 2 begins in" in said
+    run = seen[-1]["run"]
+    assert lines(events(run), 0).count("attempt 2") == 1
+    assert "attempt 1" in ringctl("logs", run, "--previous").stdout
+    assert status(run)["attempt"] == 2
+    assert status(run)["watched"] is None
+
+
+def test_a_failure_that_repeats_itself_is_not_tried_for_ever() -> None:
+    seen, said = launched("--max-restarts", "9", *script("echo no; exit 9"), code=1)
+    assert seen[-1]["attempt"] == 2
+    assert "it failed as the attempt before did; starting again would not help" in said
+
+
+def test_after_the_last_attempt_that_it_may_have_it_is_over() -> None:
+    command = script("exit $((9 + attempt))")
+    seen, said = launched("--max-restarts", "2", *command, code=1)
+    assert seen[-1]["attempt"] == 3
+    assert "as often as --max-restarts allows" in said
+
+
+def test_what_the_user_stops_is_not_started_again() -> None:
+    process = start("launch", "--local", "--world", "2", "--max-restarts", "5", *script("exec sleep 1000"))
+    run = wait_for(lambda: os.listdir(run_folder("")) if run_folder("").exists() else [], "the run")[0]
+    wait_for(lambda: (run_folder(run) / "state.json").exists() and state(run)["state"] == "running", "ranks")
+    wait_for(lambda: watching.is_watched(run), "its watcher")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130, out + err
+    assert state(run)["attempt"] == 1
+    assert not watching.file_of(run).exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--max-restarts", "1", "--min-world", "3"], "--min-world 3 is more than the 2 ranks"),
+        (["--min-world", "1"], "add --max-restarts"),
+        (["--max-restarts", "-1"], "max-restarts"),
+        (["--max-restarts", "1", "--restart-delay", "nan"], "restart-delay"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_started(options: list[str], words: str) -> None:
+    done = ringctl("launch", "--local", "--world", "2", *options, "--", "true", code=2)
+    assert words in done.stderr
+    assert not run_folder("").exists()
+
+
+# --- Detached ------------------------------------------------------------------------------------
+
+
+def test_a_detached_run_has_a_watcher_that_starts_it_again(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    text = f"[ $attempt = 2 ] && exit 0; while ! [ -e {gate} ]; do sleep 0.02; done; exit 3"
+    run, watcher = detached("--max-restarts", "1", *SOON, *script(text))
+    assert is_alive(watcher)
+    assert f"process {watcher}" in status(run)["watched"]
+    gate.touch()
+    wait_for(lambda: state(run)["attempt"] == 2 and state(run)["state"] == "succeeded", "the second attempt")
+    wait_for(lambda: not is_alive(watcher), "its watcher's end")
+    assert status(run)["state"] == "succeeded"
+    assert not watching.file_of(run).exists()
+
+
+def test_following_the_log_goes_on_through_all_attempts_and_shows_each_line_once(tmp_path: Path) -> None:
+    text = f"while ! [ -e {tmp_path}/gate ]; do sleep 0.02; done; echo line of $attempt; [ $attempt = 3 ]"
+    run, _ = detached("--max-restarts", "5", *SOON, *script(f"{text} || exit $((attempt + 9))"))
+    following = start("logs", run, "--follow", "--json")
+    (tmp_path / "gate").touch()
+    out, err = following.communicate(timeout=60)
+    seen = [json.loads(line) for line in out.splitlines()]
+    assert sorted((e["attempt"], e["text"]) for e in seen if e["kind"] == "line" and e["rank"] == 0) == [
+        (1, "line of 1"), (2, "line of 2"), (3, "line of 3"),
+    ]  # fmt: skip
+    assert [e["state"] for e in seen if e["kind"] == "run_finished"] == ["succeeded"], err
+
+
+def test_a_watcher_that_was_killed_is_replaced_by_the_next_command_and_goes_on_counting(
+    tmp_path: Path,
+) -> None:
+    text = f"while ! [ -e {tmp_path}/gate$attempt ]; do sleep 0.02; done; exit $((attempt % 3))"
+    run, watcher = detached("--max-restarts", "2", *SOON, *script(text))
+    (tmp_path / "gate1").touch()
+    wait_for(lambda: state(run)["attempt"] == 2 and state(run)["state"] == "running", "the second attempt")
+    os.kill(watcher, signal.SIGKILL)
+    wait_for(lambda: not is_alive(watcher), "its end")
+    (tmp_path / "gate2").touch()
+    wait_for(lambda: state(run)["state"] == "failed", "a failure that nobody sees")
+    said = ringctl("ps").stderr
+    assert f"run {run} had lost its watcher" in said
+    (tmp_path / "gate3").touch()
+    wait_for(lambda: state(run)["attempt"] == 3 and state(run)["state"] == "succeeded", "the third attempt")
+    wait_for(lambda: not watching.file_of(run).exists(), "its watcher's end")
+    assert "lost its watcher" not in ringctl("ps").stderr
+
+
+def test_stop_ends_a_run_that_waits_for_its_next_attempt_and_its_watcher() -> None:
+    run, watcher = detached("--max-restarts", "5", "--restart-delay", "600", *script("exit 1"))
+    wait_for(lambda: "begins in 600 s" in (status(run)["watched"] or ""), "the wait")
+    ringctl("stop", run)
+    assert not is_alive(watcher)
+    assert not watching.file_of(run).exists()
+    assert state(run)["attempt"] == 1
+
+
+def test_stop_ends_a_watched_run_for_good() -> None:
+    run, watcher = detached("--max-restarts", "5", *SOON, *script("exec sleep 1000"))
+    ringctl("stop", run)
+    assert not is_alive(watcher)
+    assert (state(run)["state"], state(run)["attempt"]) == ("stopped", 1)
+    again = json.loads(ringctl("restart", run, "--detach", "--json").stdout)
+    assert is_alive(again["watcher"]), "by hand it may start, and has a watcher again"
+    assert state(run)["attempt"] == 2
+    ringctl("stop", run)
+
+
+# --- Training ------------------------------------------------------------------------------------
+
+
+def train(*options: str) -> list[str]:
+    words = ["--steps", "30", "--batch-size", "8", "--seed", "5", "--checkpoint-every", "5", "--threads", "1"]
+    return [*options, "--", *words]
+
+
+def test_a_training_whose_rank_is_killed_goes_on_and_ends_with_the_same_bits() -> None:
+    undisturbed, _ = launched(*train(), code=0)
+    options = ["--local", "--world", "2", "--json", "--max-restarts", "1", *SOON]
+    process = start("launch", *options, *train())
+    assert process.stdout is not None
+    killed, last = False, {}
+    for line in process.stdout:
+        last = json.loads(line)
+        if not killed and last["kind"] == "metric" and last.get("step", 0) >= 12:
+            ranks = state(last["run"])["ranks"]
+            os.kill(ranks[1]["pid"], signal.SIGKILL)
+            killed = True
+    process.communicate(timeout=60)
+    assert killed
+    assert (last["state"], last["attempt"]) == ("succeeded", 2)
+    assert last["parameters_sha256"] == undisturbed[-1]["parameters_sha256"]

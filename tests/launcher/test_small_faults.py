@@ -1,0 +1,263 @@
+"""Small faults of real machines: a full disk, a number that is another process's by now, a clock that is set,
+a log that goes on in the next file while somebody reads it, lines that never seem to end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import hostd
+from tests.conftest import eventually
+from tests.launcher.hosts import OURS, Hosts, inventory
+from tests.launcher.ringctl import (
+    RINGCTL,
+    detach,
+    events,
+    is_alive,
+    lines,
+    ringctl,
+    run_folder,
+    start,
+    state,
+    wait_for,
+    wait_until_final,
+)
+
+LAUNCHER = Path(hostd.__file__).parent
+RUN = "20260101-000000-abcd"
+
+# --- A full disk ---------------------------------------------------------------------------------
+
+COUNT = """
+n=0
+while [ ! -e /tmp/done ]; do n=$((n + 1)); echo $n; echo $n >/tmp/said; sleep 0.01; done
+"""
+WAIT = "until [ -e /tmp/done ]; do sleep 0.02; done"
+
+
+@pytest.fixture
+def one(cluster: Hosts) -> Any:
+    """A host whose disk gets full; what it has in /tmp is on another one."""
+    inventory(cluster, only=("server1",))
+    yield cluster
+    cluster.free_disk("server1")
+    for name in ("done", "said"):
+        cluster.path("server1", f"/tmp/{name}").unlink(missing_ok=True)
+
+
+def said(cluster: Hosts) -> int:
+    path = cluster.path("server1", "/tmp/said")
+    return int(path.read_text() or 0) if path.exists() else 0
+
+
+def told() -> Any:
+    return json.loads(ringctl("status", "--json").stdout)
+
+
+def processes(cluster: Hosts, name: str) -> bool:
+    return bool(cluster.run("server1", "sh", "-c", f"pgrep -x {name} || true").stdout)
+
+
+def test_a_run_goes_on_on_a_full_disk_and_what_it_said_is_written_when_there_is_room(one: Hosts) -> None:
+    ringctl("launch", "--detach", "--", "sh", "-c", COUNT)
+    wait_for(lambda: said(one), "the rank")
+    one.fill_disk("server1")
+    before = said(one)
+    wait_for(lambda: said(one) > before + 150, "more lines")
+    assert told()["state"] == "running"
+    one.free_disk("server1")
+    one.run("server1", "touch", "/tmp/done")
+    wait_for(lambda: told()["state"] == "succeeded", "its end")
+    shown = ringctl("logs", "--no-prefix").stdout
+    assert shown == "".join(f"{number}\n" for number in range(1, said(one) + 1))
+
+
+def test_a_run_that_ends_on_a_full_disk_says_so_at_once(one: Hosts) -> None:
+    fails = "head -c 3000000 /dev/zero >~/big || { seq 1 3000; exit 3; }"
+    launch = start("launch", "--", "sh", "-c", f"touch /tmp/said; {WAIT}; {fails}")
+    wait_for(one.path("server1", "/tmp/said").exists, "the rank")
+    one.fill_disk("server1")
+    one.run("server1", "touch", "/tmp/done")
+    words, _ = launch.communicate(timeout=60)
+    assert launch.returncode == 1
+    assert "failed first: rank 0 on server1 exited with code 3: head: " in words
+    assert "[0 server1] 3000\n" in words
+    assert "No space left on device (the disk is full" in words
+    assert told()["state"] == "failed"
+    assert not list(one.path("server1", f"{OURS}/runs").glob("*/room"))
+
+
+def test_ranks_that_say_too_much_for_a_full_disk_are_ended_and_the_disk_is_named(one: Hosts) -> None:
+    launch = start("launch", "--", "sh", "-c", f"touch /tmp/said; {WAIT}; exec yes $(seq 1 1000)")
+    wait_for(one.path("server1", "/tmp/said").exists, "the rank")
+    one.fill_disk("server1")
+    one.run("server1", "touch", "/tmp/done")
+    wait_for(lambda: processes(one, "yes"), "the flood")
+    wait_for(lambda: not processes(one, "yes"), "the end of the rank")
+    assert told()["state"] == "running", "nobody knows yet, and nothing is lost"
+    one.free_disk("server1")
+    words, _ = launch.communicate(timeout=60)
+    assert launch.returncode == 1
+    assert "the run was ended on server1" in words
+    assert "No space left on device (the disk is full" in words
+    assert told()["state"] == "failed"
+
+
+def without_room(cluster: Hosts) -> None:
+    """A run on a disk that is full, and somebody else was quicker to use what was kept free for its end."""
+    ringctl("launch", "--detach", "--", "sh", "-c", COUNT)
+    wait_for(lambda: said(cluster), "the rank")
+    (room,) = cluster.path("server1", f"{OURS}/runs").glob("*/room")
+    room.unlink()
+    cluster.fill_disk("server1")
+    before = said(cluster)
+    wait_for(lambda: said(cluster) > before + 60, "lines for which there is no room")
+
+
+def test_a_run_that_waits_for_room_can_be_stopped(one: Hosts) -> None:
+    without_room(one)
+    one.run("server1", "touch", "/tmp/done")
+    wait_for(lambda: not processes(one, "sleep"), "the end of the rank")
+    assert told()["state"] == "running"
+    ringctl("stop", code=None)
+    assert eventually(lambda: not processes(one, "python3"), 10.0), "the supervisors wait for nothing now"
+    one.free_disk("server1")
+    ringctl("stop")
+    assert told()["state"] == "stopped"
+
+
+def test_a_supervisor_that_is_killed_on_a_full_disk_is_told_of_when_there_is_room(one: Hosts) -> None:
+    without_room(one)
+    (file,) = one.path("server1", f"{OURS}/runs").glob("*/state.json")
+    one.run("server1", "kill", "-9", str(json.loads(file.read_text())["hostd"]["pid"]))
+    wait_for(lambda: not processes(one, "sleep"), "the end of the rank")
+    assert told()["state"] == "running"
+    one.free_disk("server1")
+    wait_for(lambda: told()["state"] == "failed", "word of it")
+    assert {rank["exit_code"] for rank in told()["ranks"]} == {-9}
+
+
+# --- Numbers of processes ------------------------------------------------------------------------
+
+
+def ask_hostd(command: str, request: dict[str, object]) -> Any:
+    argv = [sys.executable, "-I", "-S", str(LAUNCHER / "hostd.py"), command]
+    done = subprocess.run(argv, input=json.dumps(request).encode(), capture_output=True, check=True)
+    return json.loads(done.stdout.partition(hostd.SENTINEL)[2])
+
+
+@pytest.mark.parametrize("differs", ["start", "boot"])
+def test_a_process_that_has_the_number_of_a_supervisor_of_old_is_left_alone(differs: str) -> None:
+    run = detach(["true"], world=1)
+    about = wait_until_final(run)
+    wait_for(lambda: not is_alive(about["warden"]["pid"]), "the end of its supervisors")
+    other = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    try:
+        who = {**hostd.identity(other.pid), differs: 1 if differs == "start" else "another one"}
+        about.update(state="running", ended=None, hostd=who, warden=who)
+        about["ranks"][0].update(state="running", pid=other.pid, start=1, exit_code=None)
+        (run_folder(run) / "state.json").write_text(json.dumps(about))
+        (run_folder(run) / "events-1-000001.jsonl").write_text("")
+        assert ask_hostd("runs", {"run": run})["runs"][0]["state"] == "lost"
+        assert ask_hostd("stacks", {"run": run}) == {"known": True, "asked": False}
+        stopped = ask_hostd("stop", {"run": run, "grace": 0.1})
+        assert (stopped["was"], stopped["state"], stopped["left"]) == ("lost", "stopped", [])
+        assert other.poll() is None
+        assert is_alive(other.pid)
+    finally:
+        other.kill()
+        other.wait()
+
+
+# --- A clock that is set, and a log in many files ------------------------------------------------
+
+# hostd itself, with a clock that is as wrong as the file says, and with short segments.
+SET_CLOCK = textwrap.dedent("""
+    import os, sys, time
+    sys.path.insert(0, sys.argv.pop(1))
+    clock, real = sys.argv.pop(1), time.time
+    def shifted():
+        with open(clock) as f:
+            return real() + float(f.read() or 0)
+    time.time = shifted
+    import hostd
+    hostd.SEGMENT_BYTES = 4000
+    sys.exit(hostd.main())
+""")
+
+
+def with_a_clock(folder: Path, command: list[str]) -> str:
+    """Start a run here whose supervisor goes by the clock that is set in `folder`."""
+    like = detach(["true"], world=1)
+    wait_until_final(like)
+    plan = (run_folder(like) / "plan.json").read_text().replace(like, RUN)
+    request = json.loads(plan)
+    request["ranks"][0]["argv"] = command
+    argv = [sys.executable, "-I", "-S", "-c", SET_CLOCK, str(LAUNCHER), str(folder / "clock"), "start"]
+    (folder / "clock").write_text("0")
+    done = subprocess.run(argv, input=json.dumps(request).encode(), capture_output=True, check=True)
+    assert b'"hostd"' in done.stdout, done.stdout
+    return RUN
+
+
+def set_clock(folder: Path, seconds: float) -> None:
+    (folder / "new").write_text(str(seconds))
+    (folder / "new").rename(folder / "clock")
+
+
+def test_a_clock_that_is_set_and_a_log_in_many_files_lose_nothing_while_followed(tmp_path: Path) -> None:
+    count = f"n=0; until [ -e {tmp_path}/done ]; do n=$((n + 1)); echo $n; sleep 0.005; done"
+    run = with_a_clock(tmp_path, ["sh", "-c", count])
+    follower = start("logs", run, "--follow", "--no-prefix")
+
+    def more() -> None:
+        before = len(lines(whole_events(run), 0))
+        wait_for(lambda: len(lines(whole_events(run), 0)) > before + 80, "more lines")
+
+    for ahead in (0, 3600, -3600, 0):
+        set_clock(tmp_path, ahead)
+        more()
+    (tmp_path / "done").touch()
+    shown, words = follower.communicate(timeout=60)
+    assert follower.returncode == 0, words
+    wait_until_final(run)
+    numbers = lines(events(run), 0)
+    assert shown.split() == numbers == [str(number) for number in range(1, len(numbers) + 1)]
+    times = [event["time"] for event in events(run) if event["kind"] == "line"]
+    assert max(times) - min(times) > 7000, "the clock was set"
+    assert len(hostd.segments(str(run_folder(run)))) > 4
+    assert ringctl("logs", run, "--no-prefix").stdout == shown
+
+
+def whole_events(run: str) -> list[Any]:
+    """Of a run that goes on: a line may be under way."""
+    paths = sorted(run_folder(run).glob("events-*.jsonl"))
+    return [json.loads(line) for path in paths for line in path.read_bytes().split(b"\n")[:-1]]
+
+
+# --- Lines ---------------------------------------------------------------------------------------
+
+
+def test_lines_of_ten_megabytes_and_bytes_of_every_kind_are_followed_as_they_were_written(
+    tmp_path: Path,
+) -> None:
+    odd = b"\xff\xfe\xe4\xb8 \x1b]0;title\x07\x1b[2J\x1b[10A\0"
+    data = b"x" * 10_000_000 + odd + b"\n" + odd * 200_000 + b"\nlast\n"
+    (tmp_path / "data").write_bytes(data)
+    run = detach(
+        ["sh", "-c", f"cat {tmp_path}/data; until [ -e {tmp_path}/done ]; do sleep 0.02; done"], world=1
+    )
+    with (tmp_path / "shown").open("wb") as out:
+        follower = subprocess.Popen([*RINGCTL, "logs", run, "--follow", "--no-prefix"], stdout=out)
+    wait_for(lambda: os.stat(tmp_path / "shown").st_size == len(data), "all of it")
+    (tmp_path / "done").touch()
+    assert follower.wait(timeout=60) == 0
+    assert (tmp_path / "shown").read_bytes() == data
+    assert state(run)["state"] == "succeeded"

@@ -1,0 +1,179 @@
+"""Hosts that come and go: leases, attempts without a host and with it again, and none that goes on alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import watching
+from tests.conftest import eventually
+from tests.launcher import hosts
+from tests.launcher.hosts import OURS, Hosts, inventory
+from tests.launcher.ringctl import is_alive, ringctl, start, wait_for
+
+TWO, THREE = ("server1", "server2"), ("server1", "server2", "server3")
+TRAIN = ["--", "--steps", "4000", "--batch-size", "4", "--threads", "1", "--checkpoint-every", "20"]
+# Tells its steps, and can be made to stand still, as a rank does that waits for others.
+STEPS = """
+import json, os, time
+metrics = open(os.environ["RINGCTL_METRICS"], "a", buffering=1)
+step = 0
+while True:
+    while os.path.exists("/home/train/stand-still"): time.sleep(0.02)
+    step += 1
+    print(json.dumps({"step": step}), file=metrics)
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture(autouse=True)
+def impatience(cluster: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001 - its home is written to
+    """A short lease, and nobody waits long for a host that is away."""
+    monkeypatch.setenv("RINGCTL_LEASE", "2")
+    hosts.ssh_config("ConnectTimeout 3")
+
+
+def host_state(cluster: Hosts, host: str, run: str) -> Any:
+    path = cluster.path(host, f"{OURS}/runs/{run}/state.json")
+    return json.loads(path.read_text()) if path.exists() else {"state": "", "ranks": [], "attempt": 0}
+
+
+def step_of(cluster: Hosts, host: str, run: str) -> int:
+    return max((rank["metric"].get("step", 0) for rank in host_state(cluster, host, run)["ranks"]), default=0)
+
+
+def detached(*options: str) -> Any:
+    return json.loads(ringctl("launch", "--detach", "--json", *options).stdout)
+
+
+def program() -> list[str]:
+    Path("steps.py").write_text(STEPS)
+    return ["--", "python3", "steps.py"]
+
+
+def ends_on(cluster: Hosts, host: str, run: str) -> Any:
+    return wait_for(
+        lambda: (
+            host_state(cluster, host, run)["state"] in ("failed", "stopped", "succeeded")
+            and host_state(cluster, host, run)
+        ),
+        f"the end of the run on {host}",
+        40.0,
+    )
+
+
+# --- Leases --------------------------------------------------------------------------------------
+
+
+def test_a_host_that_was_cut_off_while_the_run_was_stopped_ends_its_ranks_by_itself(cluster: Hosts) -> None:
+    inventory(cluster, only=TWO)
+    run = detached(*program())["run"]
+    wait_for(lambda: step_of(cluster, "server2", run) > 1, "steps")
+    cluster.cut("server2")
+    cluster.path("server2", "/home/train/stand-still").touch()  # it would wait for the others from here on
+    said = ringctl("stop", run, "--grace", "0", code=4)
+    assert "server2" in said.stderr
+    ended = ends_on(cluster, "server2", run)
+    assert "server1 was not heard of" in ended["ranks"][0]["reason"]
+    assert eventually(lambda: not hosts.left_on(cluster)), hosts.left_on(cluster)
+
+
+def test_a_run_that_lost_a_host_ends_by_itself_and_the_host_is_named(cluster: Hosts) -> None:
+    inventory(cluster, only=TWO)
+    run = detached(*program())["run"]
+    wait_for(lambda: step_of(cluster, "server2", run) > 1, "steps")
+    cluster.cut("server2")
+    for host in TWO:
+        cluster.path(host, "/home/train/stand-still").touch()
+    for host in TWO:
+        ends_on(cluster, host, run)
+    hosts.mend(cluster)
+    cause = json.loads(ringctl("explain", run, "--json", code=None).stdout)
+    assert (cause["id"], cause["host"]) == ("host_gone", "server2")
+    assert "the run was ended on server1: server2 was not heard of for" in cause["cause"]
+
+
+def test_ranks_that_get_on_are_left_alone_however_long_a_supervisor_is_not_heard_of(cluster: Hosts) -> None:
+    inventory(cluster, only=TWO)
+    run = detached(*program())["run"]
+    wait_for(lambda: step_of(cluster, "server2", run) > 1, "steps")
+    cluster.cut("server2")
+    before = step_of(cluster, "server1", run), step_of(cluster, "server2", run)
+    many = 120  # steps, three times as long as the lease
+    wait_for(lambda: step_of(cluster, "server1", run) > before[0] + many, "more steps")
+    wait_for(lambda: step_of(cluster, "server2", run) > before[1] + many, "more steps")
+    cluster.heal("server2")
+    assert {host_state(cluster, host, run)["state"] for host in TWO} == {"running"}
+    ringctl("stop", run, "--grace", "0")
+
+
+def test_a_detached_run_that_fails_on_one_host_ends_on_all_though_nobody_watches(cluster: Hosts) -> None:
+    inventory(cluster, only=THREE)
+    script = 'sleep 0.5; [ "$RANK" = 1 ] && [ -e ~/fail ] && exit 7; exec sleep 1000'
+    cluster.path("server2", "/home/train/fail").touch()
+    run = detached("--", "sh", "-c", script)["run"]
+    reasons = [ends_on(cluster, host, run)["ranks"][0]["reason"] for host in THREE]
+    assert reasons == ["rank 1 failed", "", "rank 1 failed"]
+    assert eventually(lambda: not hosts.left_on(cluster)), hosts.left_on(cluster)
+
+
+def test_a_stop_that_reaches_one_host_only_is_passed_on_by_the_supervisors(cluster: Hosts) -> None:
+    inventory(cluster, only=TWO)
+    run = detached("--", "sleep", "1000")["run"]
+    wait_for(lambda: host_state(cluster, "server2", run)["state"] == "running", "its start")
+    cluster.stop_sshd("server2")
+    try:
+        ringctl("stop", run, "--grace", "0", code=4)
+        assert ends_on(cluster, "server2", run)["state"] == "stopped"
+    finally:
+        cluster.start_sshd("server2")
+
+
+# --- An attempt that was stopped does not come back ----------------------------------------------
+
+
+def test_what_was_stopped_from_elsewhere_while_it_waited_is_not_started_again(
+    cluster: Hosts, tmp_path: Path
+) -> None:
+    inventory(cluster, only=TWO)
+    about = detached("--max-restarts", "3", "--restart-delay", "3", "--", "sh", "-c", "exit 1")
+    run = about["run"]
+    wait_for(lambda: (watch := watching.read(run)) and "begins in" in watch.doing, "the wait")
+    elsewhere = {**os.environ, "RINGCTL_HOME": str(tmp_path / "elsewhere")}
+    ringctl("stop", run, "--hosts", os.environ["RINGCTL_HOSTS"], env=elsewhere)
+    wait_for(lambda: not is_alive(about["watcher"]), "the watcher's end")
+    assert {host_state(cluster, host, run)["attempt"] for host in TWO} == {1}
+    log = (watching.folder() / f"{run}.log").read_text()
+    assert "somebody has stopped the run meanwhile" in log
+
+
+# --- Without a host, and with it again -----------------------------------------------------------
+
+
+def test_a_run_goes_on_without_a_host_that_was_lost_and_takes_it_in_again(cluster: Hosts) -> None:
+    inventory(cluster, only=THREE)
+    process = start("launch", "--max-restarts", "2", "--min-world", "2", "--restart-delay", "0.1", *TRAIN)
+    run = wait_for(lambda: json.loads(ringctl("ps", "--json").stdout), "the run")[0]["run"]
+    wait_for(lambda: step_of(cluster, "server1", run) > 60, "steps and checkpoints")
+    cluster.cut("server1")  # rank 0, the master, and the first copy of the model
+    wait_for(lambda: host_state(cluster, "server2", run)["attempt"] == 2, "the next attempt", 60.0)
+    wait_for(lambda: step_of(cluster, "server2", run) > 0, "steps of it")
+    assert step_of(cluster, "server2", run) >= 40, "it went on from a checkpoint"
+    assert ends_on(cluster, "server1", run)["attempt"] == 1, "what was cut off ended by itself"
+    cluster.heal("server1")
+    told = ringctl("status", run).stdout
+    assert "attempt 2, 2 ranks; without server1, where an earlier attempt was" in told
+    assert f"watched by its launch, process {process.pid}" in told
+    process.terminate()
+    out, _ = process.communicate(timeout=30)
+    assert "going on with 2 of 3 ranks, without server1" in out
+    ringctl("stop", run)
+    ringctl("restart", run, "--grow", "--detach")
+    wait_for(lambda: step_of(cluster, "server1", run) > 0, "steps with all hosts")
+    status = json.loads(ringctl("status", run, "--json").stdout)
+    assert (status["world"], status["attempt"]) == (3, 3)
+    ringctl("stop", run, "--grace", "0")

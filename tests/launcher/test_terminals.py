@@ -1,0 +1,192 @@
+"""Odd places to sit at: a narrow terminal, a dumb one, a closed pipe, Ctrl-Z, a home that is of no use."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import shlex
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.ringctl import RINGCTL, detach, ringctl, state, wait_for, wait_until_final
+
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+
+
+class Terminal:
+    """A terminal of some size, what has appeared on it, and the program that sits at it."""
+
+    def __init__(self, argv: list[str], columns: int, **environ: str) -> None:
+        self.fd, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        self.shown = ""
+        self.process = subprocess.Popen(
+            argv,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={**os.environ, "TERM": "xterm", **environ},
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(theirs)
+
+    def type(self, text: str) -> None:
+        os.write(self.fd, text.encode())
+
+    def wait(self, text: str | None = None, seconds: float = 60.0) -> str:
+        """Until this has appeared since the last call, or, without it, until everybody has left."""
+        deadline = time.monotonic() + seconds
+        while text is None or text not in self.shown:
+            assert time.monotonic() < deadline, f"waited for {text!r}; there was {self.shown!r}"
+            if select.select([self.fd], [], [], 0.1)[0]:
+                try:
+                    data = os.read(self.fd, 65536)
+                except OSError:  # how Linux says that nobody holds the other end
+                    break
+                self.shown += ESCAPE.sub("", data.decode(errors="replace"))
+        shown, self.shown = self.shown, ""
+        return shown
+
+
+@contextmanager
+def terminal(argv: list[str], columns: int = 100, **environ: str) -> Iterator[Terminal]:
+    one = Terminal(argv, columns, **environ)
+    try:
+        yield one
+    finally:
+        os.close(one.fd)
+        one.process.wait(timeout=30)
+
+
+# --- Terminals -----------------------------------------------------------------------------------
+
+METRIC = '"{\\"step\\": 1, \\"loss\\": 0.5}"'
+SAY = f'echo "a line that is longer than the terminal is wide"; echo {METRIC} >>$RINGCTL_METRICS'
+
+
+def test_on_twenty_columns_everything_is_said() -> None:
+    command = ("launch", "--local", "--world", "2", "--name", "narrow", "--", "sh", "-c", SAY)
+    with terminal([*RINGCTL, *command], 20) as narrow:
+        shown = narrow.wait()
+    assert narrow.process.returncode == 0
+    assert "Traceback" not in shown
+    assert "a line that is longer than the terminal is wide" in shown.replace("\r\n", "")
+    (run,) = re.findall(r"\d{8}-\d{6}-[0-9a-f]{4}", ringctl("ps").stdout)
+    for args in (("ps",), ("status",), ("preflight", "--local", "--only", "disk")):
+        with terminal([*RINGCTL, *args], 20) as narrow:
+            shown = narrow.wait()
+        assert narrow.process.returncode == 0, shown
+        assert "Traceback" not in shown
+        if args != ("preflight", "--local", "--only", "disk"):
+            assert run in shown.replace("\r\n", ""), "an id that is cut is of no use"
+
+
+def test_a_dumb_terminal_is_sent_no_commands() -> None:
+    wait_until_final(detach(["echo", "hi"], world=2))
+    for args in (("ps",), ("status",), ("logs",), ("preflight", "--local", "--only", "disk")):
+        one = Terminal([*RINGCTL, *args], 60, TERM="dumb")
+        raw = b""
+        while True:
+            try:
+                raw += os.read(one.fd, 65536)
+            except OSError:
+                break
+        os.close(one.fd)
+        assert one.process.wait(timeout=30) == 0
+        assert raw
+        assert b"\x1b" not in raw, args
+
+
+def test_after_ctrl_z_and_fg_nothing_is_missing() -> None:
+    script = 'for i in 1 2 3 4 5 6 7 8 9; do echo "line $i of 9"; sleep 0.1; done'
+    command = shlex.join([*RINGCTL, "launch", "--local", "--world", "1", "--", "sh", "-c", script])
+    with terminal(["bash", "--norc", "-i"], PS1="ready: ") as one:
+        one.wait("ready: ")
+        one.type(command + "\n")
+        seen = one.wait("] line 1 of 9")
+        one.type("\x1a")
+        seen += one.wait("Stopped")
+        (run,) = Path(os.environ["RINGCTL_HOME"], "runs").iterdir()
+        wait_for(lambda: state(run.name)["state"] == "succeeded", "the run to end, while nobody watches")
+        one.type("fg\n")
+        seen += one.wait("succeeded after")
+        seen += one.wait("ready: ")
+        one.type("exit\n")
+        one.wait()
+    assert re.findall(r"\] line (\d) of 9", seen) == [str(number) for number in range(1, 10)]
+    assert "lost" not in seen
+
+
+# --- Pipes ---------------------------------------------------------------------------------------
+
+
+def test_a_reader_who_leaves_or_never_was_is_no_reason_for_a_traceback() -> None:
+    wait_until_final(detach(["sh", "-c", "seq 1 20000"], world=1))
+    for args in ("logs | head -n 1", "ps --json | true", "status >&-", "ps >/dev/full", "logs >/dev/full"):
+        line = f"{shlex.join(RINGCTL)} {args}"
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
+        assert "Traceback" not in done.stderr, args
+        assert "Exception ignored" not in done.stderr, args
+        full = args.endswith("full")
+        assert done.returncode == int(full), args
+        assert ("a disk that is full" in done.stderr) is full, args
+
+
+# --- Homes ---------------------------------------------------------------------------------------
+
+
+def in_a_home(set_up: str, *args: str, **environ: str | None) -> subprocess.CompletedProcess[str]:
+    """ringctl where the home folder is made by this script, in a mount namespace of its own."""
+    own: Mapping[str, str | None] = {**os.environ, "RINGCTL_HOME": None, **environ}
+    env = {name: value for name, value in own.items() if value is not None}
+    argv = ["unshare", "-m", "sh", "-e", "-c", f'{set_up}\nexec "$@"', "sh", *RINGCTL, *args]
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
+
+
+LAUNCH = ("launch", "--local", "--world", "1")
+
+
+@root_only
+@pytest.mark.parametrize(
+    ("options", "words"), [("ro", "Read-only file system"), ("size=64k", "No space left on device")]
+)
+def test_a_home_that_is_read_only_or_full_is_named_and_nothing_is_started(
+    options: str, words: str, tmp_path: Path
+) -> None:
+    mount = f'mount -t tmpfs -o {options} tmpfs "$HOME"; head -c 100000 /dev/zero 2>&- >"$HOME/fill" || true'
+    mount = f"{{ {mount}; }} 2>/dev/null"
+    for more, code in ((("--skip-preflight",), 1), ((), 3)):
+        done = in_a_home(mount, *LAUNCH, *more, "--", "true", HOME=str(tmp_path))
+        assert done.returncode == code, done.stderr
+        assert words in done.stderr
+        assert str(tmp_path) in done.stderr
+        assert "Traceback" not in done.stderr
+    done = in_a_home(mount, "ps", HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "no runs yet" in done.stdout
+
+
+@root_only
+def test_without_any_home_the_user_is_told_what_to_set(tmp_path: Path) -> None:
+    files = Path(tmp_path, "nsswitch.conf")
+    files.write_text("passwd: files\n")
+    hide = f"mount --bind /dev/null /etc/passwd; mount --bind {files} /etc/nsswitch.conf"
+    nobody = f"{hide}; if getent passwd 0; then exit 77; fi"  # else it is the home of whoever runs this
+    done = in_a_home(nobody, *LAUNCH, "--", "true", HOME=None)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr == "error: you have no home folder\n  set HOME or RINGCTL_HOME to a folder of yours\n"
+    done = in_a_home(nobody, "ps", HOME=None, RINGCTL_HOME=str(tmp_path / "own"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert in_a_home(nobody, "--help", HOME=None).returncode == 0

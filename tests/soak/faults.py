@@ -1,0 +1,246 @@
+"""The faults, each a function of the scene: it starts a run, does something to it, and says how that must end
+all the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tests.launcher.ringctl import ringctl, start, wait_for
+from tests.soak.scene import LEASE_S, Run, Scene, wait
+
+
+@dataclass(frozen=True)
+class Expected:
+    """How things have to be after a fault."""
+
+    runs: tuple[str, ...]  # those that it was about
+    succeeded: bool = (
+        True  # all of them, and every rank of them; else they are over and nothing is left of them
+    )
+    training: bool = False  # with the bits of an undisturbed one
+    shown: tuple[Run, ...] = field(default=())  # launches that lived, and so must have shown every line once
+
+
+Fault = Callable[[Scene], Expected]
+
+
+def whole(*runs: Run, training: bool = False) -> Expected:
+    for run in runs:
+        run.finish()
+    return Expected(tuple(run.id for run in runs), training=training, shown=runs)
+
+
+# --- One rank, or what looks after it ------------------------------------------------------------
+
+
+def rank_killed(scene: Scene) -> Expected:
+    run = scene.train().at_step(scene.chance.randrange(1, 35))
+    host = scene.any_host()
+    for rank in scene.state(host, run.id)["ranks"]:
+        scene.kill(host, rank["pid"], signal.SIGKILL)
+    return whole(run, training=True)
+
+
+def rank_hangs(scene: Scene) -> Expected:
+    """Stopped, as a debugger or a bad disk does it: the others' time limit ends the attempt."""
+    run = scene.train().at_step(scene.chance.randrange(1, 35))
+    host = scene.any_host()
+    for rank in scene.state(host, run.id)["ranks"]:
+        scene.kill(host, rank["pid"], signal.SIGSTOP)
+    return whole(run, training=True)
+
+
+def supervisor_killed(scene: Scene) -> Expected:
+    run = scene.train().at_step(scene.chance.randrange(1, 35))
+    host = scene.any_host()
+    scene.kill(host, scene.state(host, run.id)["hostd"]["pid"], signal.SIGKILL)
+    return whole(run, training=True)
+
+
+def warden_killed(scene: Scene) -> Expected:
+    run = scene.count().at_step(scene.chance.randrange(1, 100))
+    host = scene.any_host()
+    scene.kill(host, scene.state(host, run.id)["warden"]["pid"], signal.SIGKILL)
+    return whole(run)
+
+
+def host_rebooted(scene: Scene) -> Expected:
+    run = scene.train().at_step(scene.chance.randrange(6, 35))
+    scene.cluster.reboot(scene.any_host())
+    return whole(run, training=True)
+
+
+def checkpoint_cut_short(scene: Scene) -> Expected:
+    """The newest one, on one host, while the run is down: it goes on from the one before."""
+    run = scene.train().at_step(22)
+    host = scene.any_host()
+    folders = sorted((scene.on(host, run.id) / "checkpoints").glob("step-*"))
+    for file in folders[-1].glob("*.pt") if folders else ():
+        os.truncate(file, file.stat().st_size // 2)
+    for rank in scene.state(host, run.id)["ranks"]:
+        scene.kill(host, rank["pid"], signal.SIGKILL)
+    return whole(run, training=True)
+
+
+def disk_full(scene: Scene) -> Expected:
+    """For a moment, on one host, while it trains and saves."""
+    run = scene.train().at_step(scene.chance.randrange(1, 20))
+    host = scene.any_host()
+    scene.cluster.fill_disk(host)
+    try:
+        wait(scene.between(0.2, 2.0))
+    finally:
+        scene.cluster.free_disk(host)
+    return whole(run, training=True)
+
+
+# --- The network ---------------------------------------------------------------------------------
+
+
+def cable_out_for_a_moment(scene: Scene) -> Expected:
+    run = scene.train().at_step(scene.chance.randrange(1, 35))
+    host = scene.any_host()
+    scene.cluster.cut(host)
+    wait(scene.between(0.1, 0.6 * LEASE_S))
+    scene.cluster.heal(host)
+    return whole(run, training=True)
+
+
+def cable_out_for_long(scene: Scene) -> Expected:
+    run = scene.train().at_step(scene.chance.randrange(1, 30))
+    host = scene.any_host()
+    scene.cluster.cut(host)
+    wait(scene.between(1.5 * LEASE_S, 3 * LEASE_S))
+    scene.cluster.heal(host)
+    return whole(run, training=True)
+
+
+def cable_flaps(scene: Scene) -> Expected:
+    run = scene.train().at_step(scene.chance.randrange(1, 30))
+    host = scene.any_host()
+    for _ in range(scene.chance.randrange(2, 6)):
+        scene.cluster.cut(host)
+        wait(scene.between(0.05, 0.5))
+        scene.cluster.heal(host)
+        wait(scene.between(0.05, 0.5))
+    return whole(run, training=True)
+
+
+def packets_lost_one_way(scene: Scene) -> Expected:
+    run = scene.train().at_step(scene.chance.randrange(1, 30))
+    one, other = scene.chance.sample(scene.cluster.names, 2)
+    scene.cluster.drop_from(one, other)
+    wait(scene.between(0.5, 2 * LEASE_S))
+    scene.cluster.clear_rules(one)
+    return whole(run, training=True)
+
+
+def sshd_restarted(scene: Scene) -> Expected:
+    run = scene.count().at_step(scene.chance.randrange(1, 100))
+    host = scene.any_host()
+    scene.cluster.stop_sshd(host)
+    scene.cluster.end_sessions(host)
+    wait(scene.between(0.0, 1.0))
+    scene.cluster.start_sshd(host)
+    return whole(run)
+
+
+# --- The controller ------------------------------------------------------------------------------
+
+
+def launch_killed_while_following(scene: Scene) -> Expected:
+    """The next command has somebody watch the run, which comes to its end; also if a rank fails meanwhile."""
+    run = scene.train().at_step(scene.chance.randrange(1, 30))
+    run.kill()
+    if scene.chance.random() < 0.5:
+        host = scene.any_host()
+        for rank in scene.state(host, run.id)["ranks"]:
+            scene.kill(host, rank["pid"], signal.SIGKILL)
+    said = ringctl("ps").stderr
+    assert run.id in said, said
+    wait_for(lambda: not (scene.home / "watch" / f"{run.id}.json").exists(), "the watcher's end", 120)
+    return Expected((run.id,), training=True)
+
+
+def launch_killed_on_its_way(scene: Scene) -> Expected:
+    """At any moment from its start on; `stop` then ends whatever there is."""
+    before = set(scene.runs())
+    run = scene.count(1000)
+    wait(scene.between(0.2, 2.5))
+    run.kill()
+    mine = tuple(sorted(set(scene.runs()) - before))
+    for one in mine:
+        ringctl("stop", one, "--grace", "0.5")
+    return Expected(mine, succeeded=False)
+
+
+def stop_killed_on_its_way(scene: Scene) -> Expected:
+    run = scene.count(1000).at_step(5)
+    first = start("stop", run.id, "--grace", "0.5")
+    wait(scene.between(0.2, 1.0))
+    first.kill()
+    first.communicate()
+    ringctl("stop", run.id, "--grace", "0.5")
+    run.finish()
+    return Expected((run.id,), succeeded=False, shown=(run,))
+
+
+def two_stops_at_once(scene: Scene) -> Expected:
+    run = scene.count(1000).at_step(5)
+    both = [start("stop", run.id, "--grace", "0.5") for _ in range(2)]
+    for one in both:
+        out, err = one.communicate(timeout=60)
+        assert one.returncode == 0, out + err
+    run.finish()
+    return Expected((run.id,), succeeded=False, shown=(run,))
+
+
+def two_launches_at_once(scene: Scene) -> Expected:
+    before = set(scene.runs())
+    both = [scene.count(60), scene.count(60)]
+    for one in both:
+        one.finish()
+    ids = sorted(set(scene.runs()) - before)
+    assert len(ids) == 2, ids
+    for one in both:
+        one.id = str(one.seen()[-1]["run"])
+    return Expected(tuple(ids), shown=tuple(both))
+
+
+def stopped_while_it_starts_again(scene: Scene) -> Expected:
+    run = scene.count(1000).at_step(5)
+    host = scene.any_host()
+    for rank in scene.state(host, run.id)["ranks"]:
+        scene.kill(host, rank["pid"], signal.SIGKILL)
+    wait(scene.between(0.5, 4.0))
+    ringctl("stop", run.id, "--grace", "0.5")
+    run.finish()
+    return Expected((run.id,), succeeded=False, shown=(run,))
+
+
+def ranks_that_do_not_want_to_end(scene: Scene) -> Expected:
+    """Deaf to TERM, and with a grandchild in a session of its own and without an environment."""
+    script = (
+        'trap "" TERM; setsid env -i sh -c "trap \\"\\" TERM HUP; sleep 1000" & while :; do sleep 0.1; done'
+    )
+    run = Run(scene, "launch", "--", "sh", "-c", script).begun()
+    wait_for(
+        lambda: all(scene.state(h, run.id)["state"] == "running" for h in scene.cluster.names), "ranks", 60
+    )
+    ringctl("stop", run.id, "--grace", "0.3")
+    run.finish()
+    return Expected((run.id,), succeeded=False, shown=(run,))
+
+
+FAULTS: dict[str, Fault] = {
+    fault.__name__.replace("_", " "): fault
+    for fault in (
+        rank_killed, rank_hangs, supervisor_killed, warden_killed, host_rebooted, checkpoint_cut_short,
+        disk_full, cable_out_for_a_moment, cable_out_for_long, cable_flaps, packets_lost_one_way,
+        sshd_restarted, launch_killed_while_following, launch_killed_on_its_way, stop_killed_on_its_way,
+        two_stops_at_once, two_launches_at_once, stopped_while_it_starts_again, ranks_that_do_not_want_to_end,
+    )
+}  # fmt: skip

@@ -1,0 +1,242 @@
+"""The files of a checkpoint: written so that a crash leaves all or nothing, read so that damage is seen."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import re
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+VERSION = 1
+TEMPORARY = ".tmp"
+MODEL = "model.pt"
+MANIFEST_BYTES = 1 << 20
+
+
+class Damaged(Exception):
+    """A file of a checkpoint is not what was written."""
+
+
+# --- Names ----------------------------------------------------------------------------------------
+
+
+def place_of(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}"
+
+
+def step_of(place: Path) -> int | None:
+    found = re.fullmatch(r"step-(\d{8,18})", place.name)
+    return int(found[1]) if found else None
+
+
+def steps_in(folder: Path) -> list[int]:
+    """The steps of all checkpoints in the folder, whole or not, in order; what is no folder is not one."""
+    places = [place for place in folder.iterdir() if place.is_dir()] if folder.is_dir() else []
+    return sorted(step for step in map(step_of, places) if step is not None)
+
+
+def source(resume: str) -> tuple[Path, int | None]:
+    """The folder that a user named, and the step if it is that of one checkpoint."""
+    named = Path(resume).expanduser().absolute()
+    step = step_of(named)
+    return (named, None) if step is None else (named.parent, step)
+
+
+def own_name(rank: int) -> str:
+    return f"rank-{rank}.pt"
+
+
+def manifest_name(rank: int) -> str:
+    return f"rank-{rank}.json"
+
+
+def rank_of(path: Path, ending: str) -> int | None:
+    """Whose file it is, if it is one of a rank with this ending."""
+    found = re.fullmatch(rf"rank-(\d{{1,9}}){re.escape(ending)}", path.name)
+    return int(found[1]) if found else None
+
+
+# --- Writing --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that after a crash is either all there or not at all; behind the block it is on the
+    disk."""
+    temporary = path.with_name(path.name + TEMPORARY)
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error  # not all of them know the file
+
+
+def write(path: Path, raw: bytes) -> None:
+    with replacing(path) as file:
+        file.write(raw)
+
+
+def write_packed(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Write tensors, numbers, texts and dicts of them; what a manifest says of the file."""
+    with replacing(path) as file:
+        counted = Counted(file)
+        torch.save(content, counted)  # type: ignore[arg-type]  # it needs no more than `write` and `flush`
+        if counted.failure is not None:
+            raise counted.failure
+    return {"bytes": counted.bytes, "sha256": counted.sha256.hexdigest()}
+
+
+class Counted:
+    """Counts and hashes what goes into a file, a piece at a time: nothing needs to be in memory twice."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.bytes = 0
+        self.sha256 = hashlib.sha256()
+        self.failure: OSError | None = None  # torch would make something else of it
+        self._file = file
+
+    def write(self, piece: bytes | memoryview) -> int:
+        self.bytes += len(piece)
+        self.sha256.update(piece)
+        if self.failure is None:
+            try:
+                self._file.write(piece)
+            except OSError as error:
+                self.failure = error
+        return len(piece)
+
+    def flush(self) -> None:
+        """`replacing` does it."""
+
+
+def sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def keep_out_of_git(place: Path) -> None:
+    """Checkpoints are no code: neither committed with a project, nor pushed along with it to the hosts."""
+    with contextlib.suppress(FileExistsError), (place / ".gitignore").open("x") as file:
+        file.write("*\n")
+
+
+def remove_strangers(place: Path, world: int) -> None:
+    """Take out what ranks have left that are no more, where a checkpoint is written over an older one."""
+    for path in place.iterdir():
+        rank = next((rank for rank in (rank_of(path, ".pt"), rank_of(path, ".json")) if rank is not None), -1)
+        if rank >= world:
+            path.unlink(missing_ok=True)
+
+
+def remove_begun(place: Path) -> None:
+    """Take out what an attempt before this one was about to write."""
+    for path in place.iterdir():
+        name = path.with_name(path.name.removesuffix(TEMPORARY))
+        ours = name.name == MODEL or rank_of(name, ".pt") is not None or rank_of(name, ".json") is not None
+        if path.name.endswith(TEMPORARY) and ours:
+            path.unlink(missing_ok=True)
+
+
+def copied(value: Any) -> Any:
+    """A copy that training does not change, without what else is in the memory of its tensors: torch would
+    save that along with them."""
+    if isinstance(value, Mapping):
+        return {key: copied(inner) for key, inner in value.items()}
+    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
+
+
+# --- Reading --------------------------------------------------------------------------------------
+
+
+def read(path: Path, manifest: Mapping[str, Any], most_bytes: int) -> dict[str, Any]:
+    """What is in a file, if that is what the manifest says of it; raises Damaged or OSError."""
+    try:
+        size, sha256 = manifest["files"][path.name]["bytes"], manifest["files"][path.name]["sha256"]
+    except (KeyError, TypeError):
+        size = sha256 = None
+    if not isinstance(size, int) or not isinstance(sha256, str):
+        raise Damaged(f"{path} is not in its manifest")
+    with path.open("rb") as file:
+        found = os.fstat(file.fileno()).st_size
+        if found != size:
+            raise Damaged(f"{path} has {found:,} bytes of {size:,}")
+        if found > most_bytes:
+            raise Damaged(f"{path} is too large for this model")
+        raw = file.read()
+    if hashlib.sha256(raw).hexdigest() != sha256:
+        raise Damaged(f"{path} has not the checksum that it had when it was written")
+    return unpacked(raw, path, most_bytes)
+
+
+def unpacked(raw: bytes, path: Path, most_bytes: int) -> dict[str, Any]:
+    """What `write_packed` has written. Nothing in the file is ever run."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(raw)) as archive:
+            unpacked_bytes = sum(entry.file_size for entry in archive.infolist())
+        if unpacked_bytes <= most_bytes:
+            content = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
+            if isinstance(content, dict):
+                return content
+    except Exception as error:  # the file is not ours, and torch may raise anything
+        raise Damaged(f"{path} is not a checkpoint of the trainer ({type(error).__name__})") from error
+    raise Damaged(f"{path} is not a checkpoint of the trainer")
+
+
+def expect_step(own: Mapping[str, Any], step: int, path: Path) -> None:
+    """Raise Damaged if this was not saved at that step."""
+    metrics = own.get("metrics")
+    saved = metrics.get("step") if isinstance(metrics, dict) else None
+    if not isinstance(saved, int) or saved != step:
+        raise Damaged(f"{path} is of step {saved!r:.20}, not {step}")
+
+
+def read_manifest(path: Path, step: int) -> dict[str, Any]:
+    with path.open("rb") as file:
+        raw = file.read(MANIFEST_BYTES)
+    try:
+        manifest = json.loads(raw)
+    except (ValueError, RecursionError):
+        manifest = None
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("run"), dict):
+        raise Damaged(f"{path} is not a manifest")
+    if manifest.get("version") != VERSION:
+        raise Damaged(f"{path} has version {manifest.get('version')!r:.20}, and this trainer reads {VERSION}")
+    if manifest.get("step") != step:
+        raise Damaged(f"{path} is of step {manifest.get('step')!r:.20}, not {step}")
+    return manifest
+
+
+def manifests_in(place: Path, step: int) -> dict[int, dict[str, Any]]:
+    """Those that make sense, by the number that the rank had: other attempts may have given others."""
+    found = {}
+    for path in place.iterdir() if place.is_dir() else ():
+        rank = rank_of(path, ".json")
+        if rank is not None:
+            with contextlib.suppress(Damaged, OSError):  # its own rank tells
+                found[rank] = read_manifest(path, step)
+    return dict(sorted(found.items()))
+
+
+def lists_model(manifest: Mapping[str, Any]) -> bool:
+    return isinstance(manifest.get("files"), dict) and MODEL in manifest["files"]
+
+
+def count(value: Any) -> int | None:
+    """The value, if it counts something."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
