@@ -151,18 +151,19 @@ class Merger:
         self._watermark = dict.fromkeys(hosts, 0.0)
         self._latest = dict.fromkeys(hosts, 0.0)
 
-    def add(self, piece: Piece) -> list[Event]:
-        """Everything that can be shown now."""
+    def add(self, piece: Piece, now: float = float("inf")) -> list[Event]:
+        """Everything that can be shown now. What has come by `now` has happened by then, whatever its host's
+        clock says: one that was set ahead does not hold its events back."""
         if piece.over or piece.away:
             self._watermark.pop(piece.host, None)  # the others do not wait for it
         else:
-            self._watermark[piece.host] = max(self._watermark.get(piece.host, 0.0), piece.watermark)
+            self._watermark[piece.host] = max(self._watermark.get(piece.host, 0.0), min(piece.watermark, now))
         if len(self._waiting) == 1:
             return piece.events
         times, events = self._waiting[piece.host]
         latest = self._latest[piece.host]
         for event in piece.events:
-            latest = max(latest, event.time)
+            latest = max(latest, min(event.time, now))
             times.append(latest)
         self._latest[piece.host] = latest
         events += piece.events
@@ -232,7 +233,7 @@ def follow(agents: Mapping[str, Agent], run: str, *, live: bool, back: int = 0) 
                 open_.discard(piece.host)
             if piece.caught_up or piece.over or piece.away:
                 behind.discard(piece.host)
-            events = merger.add(piece)
+            events = merger.add(piece, time.time() + CLOCKS_AGREE_S)
             events = events if behind else events + merger.ready(time.time() - HOLD_S)
             yield Update(events, not behind, away, lost)
     finally:

@@ -62,6 +62,7 @@ STOPPED_EARLY = "it was stopped while it was starting"  # the controller knows t
 PORT_TAKEN = "the master port is taken:"  # the controller knows this beginning, and chooses another
 FINAL = ("succeeded", "failed", "stopped")
 EXIT_KEYS = ("state", "exit_code", "signal", "reason")
+FINAL_EVENTS = (b'{"kind":"rank_exited"', b'{"kind":"host_finished"')
 EVENT_KEYS = ("kind", "time", "run", "attempt", "host", "rank")  # a metrics record cannot set these
 
 
@@ -297,6 +298,9 @@ def sibling(name: str) -> types.ModuleType:
     """Another one of ringctl's host-side files, which is beside this one."""
     import importlib
 
+    folder = os.path.dirname(os.path.abspath(__file__))
+    if folder not in sys.path:  # whoever started us by the name of the file, isolated from all others
+        sys.path.append(folder)
     return importlib.import_module(name)
 
 
@@ -1486,6 +1490,9 @@ def wait_readable(fd: int, seconds: float) -> bool:
 
 def command_start(request: dict[str, Any]) -> dict[str, Any]:
     """Make the run's folder and start its ranks, detached from whoever asked."""
+    problem = sibling("hoststore").not_ours(home_folder())
+    if problem:
+        raise Refused(problem)
     folder = run_folder(str(request["run"]))
     for place in (home_folder(), os.path.dirname(folder)):  # `mode` is that of the last folder only
         os.makedirs(place, mode=0o700, exist_ok=True)
@@ -1631,37 +1638,50 @@ def close_books(folder: str, reason: str) -> None:
         asked = stop_word(folder, int(state["attempt"]))
         stopped = asked is not None and asked.get("reason", "stopped") == "stopped"
         reason = "stopped" if stopped else reason
-        log = EventLog(folder, int(state["attempt"]))
         told = final_ranks(folder, int(state["attempt"]))
         for rank in state["ranks"]:
             if rank["state"] in ("waiting", "running"):
                 killed = {"state": "stopped", "exit_code": -9, "signal": "SIGKILL", "reason": reason}
                 rank.update(told.get(rank["rank"]) or killed)
-            if rank["rank"] not in told:
-                log_exit(log, rank["rank"], *(rank[key] for key in EXIT_KEYS))
         all_well = all(rank["state"] == "succeeded" for rank in state["ranks"])
         final = "succeeded" if all_well else "stopped" if stopped else "failed"
-        state.update(state=final, ended=time.time(), cause=reason, segment=log.segment)
-        log.event("host_finished", rank=None, state=state["state"], cause=reason, left=[])
-        if not log.finish():
-            raise OSError(errno.ENOSPC, log.problem)
+        state.update(state=final, ended=time.time(), cause=reason)
+        log_ends(folder, state, told)
         replace_file(os.path.join(folder, "state.json"), json.dumps(state).encode())
     finally:
         os.close(lock)
 
 
-def final_ranks(folder: str, attempt: int) -> dict[int, dict[str, Any]]:
-    """How the ranks ended whose final event is in the log already."""
+def final_ranks(folder: str, attempt: int) -> dict[int | None, dict[str, Any]]:
+    """How the ranks ended whose final event is in the log already; None stands for the host's own."""
     told = {}
     for number, segment in segments(folder):
         if number != attempt:
             continue
         with open(os.path.join(folder, segment_name(attempt, segment)), "rb") as f:
             for line in f:
-                if line.startswith(b'{"kind":"rank_exited"') and line.endswith(b"\n"):
+                if line.startswith(FINAL_EVENTS) and line.endswith(b"\n"):
                     event = json.loads(line)
-                    told[event["rank"]] = {key: event[key] for key in EXIT_KEYS}
+                    told[event["rank"]] = {key: event.get(key) for key in EXIT_KEYS}
     return told
+
+
+def log_ends(folder: str, state: dict[str, Any], told: dict[int | None, dict[str, Any]]) -> None:
+    """The final events that are not in the log yet. Where there is no room, no empty segment is left: it is
+    tried again, and again."""
+    lacking = [rank for rank in state["ranks"] if rank["rank"] not in told]
+    if not lacking and None in told:
+        return
+    log = EventLog(folder, int(state["attempt"]))
+    state["segment"] = log.segment
+    for rank in lacking:
+        log_exit(log, rank["rank"], *(rank[key] for key in EXIT_KEYS))
+    if None not in told:
+        log.event("host_finished", rank=None, state=state["state"], cause=state["cause"], left=[])
+    if not log.finish():
+        if log.size == 0:
+            remove_file(os.path.join(folder, segment_name(log.attempt, log.segment)))
+        raise OSError(errno.ENOSPC, log.problem)
 
 
 # --- follow, runs, stop --------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
     make audit
 
-It knows only the table below: holes in what ringctl is made of that its own use of a package could meet. Where
+It knows only the table below: holes in what ringctl is made of that its use of a package could meet. Where
 there is a connection, `pip-audit` knows the others.
 """
 

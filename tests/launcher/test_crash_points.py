@@ -295,6 +295,7 @@ def test_each_rank_ends_once_however_often_the_books_are_closed(folder: Path, ho
         assert [rank["exit_code"] for rank in state["ranks"]] == [3, -9, -9, 0]
         codes = {e["rank"]: e["exit_code"] for e in lines_of(folder) if e["kind"] == "rank_exited"}
         assert codes == {0: 3, 1: -9, 2: -9, 3: 0}
+        assert [e["kind"] for e in lines_of(folder)].count("host_finished") == 1
         assert lines_of(folder)[0]["text"] == "before"
         assert not [name for name in beside(folder) if ".tmp" in name or name == "room"]
 

@@ -193,3 +193,11 @@ def test_a_host_that_is_over_is_not_waited_for() -> None:
     merger = Merger(["a", "b"])
     assert merger.add(Piece("b", events=[late], watermark=2.0)) == []
     assert merger.add(Piece("a", over=True)) == [late]
+
+
+def test_a_host_whose_clock_was_set_ahead_is_shown_all_the_same() -> None:
+    merger = Merger(["a", "b"])
+    merger.add(Piece("a", watermark=1.0), 1.0)
+    ahead = [Event("line", 3600.0 + n, "r", 1, "b", 0, {"n": n}) for n in range(3)]
+    assert merger.add(Piece("b", events=ahead, watermark=3602.0), 1.5) == []
+    assert merger.add(Piece("a", watermark=2.0), 2.0) == ahead

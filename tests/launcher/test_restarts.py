@@ -164,9 +164,11 @@ def test_following_the_log_goes_on_through_all_attempts_and_shows_each_line_once
     text = f"while ! [ -e {tmp_path}/gate ]; do sleep 0.02; done; echo line of $attempt; [ $attempt = 3 ]"
     run, _ = detached("--max-restarts", "5", *SOON, *script(f"{text} || exit $((attempt + 9))"))
     following = start("logs", run, "--follow", "--json")
+    assert following.stdout is not None
+    first = following.stdout.readline()  # that the ranks were started; they go on when this has been seen
     (tmp_path / "gate").touch()
     out, err = following.communicate(timeout=60)
-    seen = [json.loads(line) for line in out.splitlines()]
+    seen = [json.loads(line) for line in (first + out).splitlines()]
     assert sorted((e["attempt"], e["text"]) for e in seen if e["kind"] == "line" and e["rank"] == 0) == [
         (1, "line of 1"), (2, "line of 2"), (3, "line of 3"),
     ]  # fmt: skip

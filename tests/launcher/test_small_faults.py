@@ -37,7 +37,10 @@ RUN = "20260101-000000-abcd"
 
 COUNT = """
 n=0
-while [ ! -e /tmp/done ]; do n=$((n + 1)); echo $n; echo $n >/tmp/said; sleep 0.01; done
+while [ ! -e /tmp/done ]; do
+    for _ in 1 2 3 4 5 6 7 8 9 10; do n=$((n + 1)); echo $n; done
+    echo $n >/tmp/said; sleep 0.01
+done
 """
 WAIT = "until [ -e /tmp/done ]; do sleep 0.02; done"
 
