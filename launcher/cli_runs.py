@@ -65,10 +65,10 @@ def end_everywhere(found: Found, grace: float) -> dict[str, dict[str, Any] | Rin
     from launcher import runs, watching
     from launcher.agent import agents_for
 
-    watching.give_up(found.run)
+    watcher = watching.give_up(found.run)
     now = agents_for(found.hosts, pool())
     results = runs.stop({**agents_for(found.former, pool()), **now}, found.run, grace, attempt=found.attempt)
-    if not watching.wait_for_end(found.run):
+    if not watching.wait_for_end(found.run, watcher):
         raise RingctlError(f"run {found.run} is still {watching.sentence(found.run)}; end that process")
     return {host: answer for host, answer in results.items() if host in now}
 
@@ -146,7 +146,7 @@ def watcher(run: str) -> int:
 
     record = history.read(history.path_of(run))
     if record is None:
-        watching.file_of(run).unlink(missing_ok=True)
+        watching.forget(run)
         raise InputError(f"there is no run {run} here")
     asked = ask.Asked(record.inventory, ask.again(record.options), None)  # the hosts have the run's code
     pool().hidden = redact.to_look_for(asked.options.secrets)

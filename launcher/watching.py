@@ -46,7 +46,6 @@ class Watch:
     here: bool = True  # it is the launch itself, in its terminal
     doing: str = ""  # besides watching
     failures: tuple[Failure, ...] = ()
-    stopped: bool = False  # somebody wants it to end: it does not start again
 
 
 def folder() -> Path:
@@ -57,12 +56,23 @@ def file_of(run: str) -> Path:
     return folder() / f"{run}.json"
 
 
+def mark_of(run: str) -> Path:
+    """There if somebody has stopped the run. A file of its own: who watches the run writes the other one."""
+    return folder() / f"{run}.stopped"
+
+
 def read(run: str) -> Watch | None:
     return history.read_as(Watch, file_of(run))
 
 
 def write(watch: Watch) -> None:
     history.write_as(watch, file_of(watch.run))
+
+
+def begin(run: str) -> Watch:
+    """A run that nobody was to watch; what was stopped before this is another matter."""
+    mark_of(run).unlink(missing_ok=True)
+    return Watch(run)
 
 
 class Book:
@@ -78,15 +88,14 @@ class Book:
     @property
     def stopped(self) -> bool:
         """Whether somebody has stopped the run meanwhile."""
-        now = read(self._watch.run)
-        return now is not None and now.stopped
+        return mark_of(self._watch.run).exists()
 
     def note(self, doing: str = "", failure: Failure | None = None) -> None:
         before = [
             known for known in self._watch.failures if failure is None or known.attempt != failure.attempt
         ]
         failures = (*before, failure) if failure else tuple(before)
-        self._watch = replace(self._watch, doing=doing, failures=failures, stopped=self.stopped)
+        self._watch = replace(self._watch, doing=doing, failures=failures)
         write(self._watch)
 
 
@@ -96,11 +105,11 @@ def watched(run: str, *, here: bool) -> Iterator[Book]:
     with _lock(run) as got:
         if not got:
             raise RingctlError(f"run {run} is watched by process {getattr(read(run), 'pid', '?')} already")
-        before = read(run) or Watch(run)
+        before = read(run) or begin(run)
         book = Book(replace(before, pid=os.getpid(), here=here))
         book.note()
         yield book
-        file_of(run).unlink(missing_ok=True)
+        forget(run)
 
 
 @contextlib.contextmanager
@@ -139,7 +148,7 @@ def spawn(run: str) -> int:
     """Have a process of its own watch the run, in a session of its own; its pid, once it does."""
     history.make_folder(folder())
     if read(run) is None:
-        write(Watch(run))
+        write(begin(run))
     with open(folder() / f"{run}.log", "ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-c", WATCHER, "--no-input", "watcher", run],
@@ -170,21 +179,28 @@ def pick_up(command: str | None) -> list[str]:
     return told
 
 
-def give_up(run: str) -> None:
-    """Somebody stops the run: whoever watches it is not to start it again."""
+def give_up(run: str) -> int:
+    """Somebody stops the run: whoever watches it, the process that this returns, is not to start it again."""
     watch = read(run)
     if watch is not None:
-        write(replace(watch, stopped=True))
+        mark_of(run).touch(mode=0o600)
+    return watch.pid if watch is not None else 0
 
 
-def wait_for_end(run: str) -> bool:
+def forget(run: str) -> None:
+    """Nobody need watch it any more."""
+    for path in (mark_of(run), file_of(run)):
+        path.unlink(missing_ok=True)
+
+
+def wait_for_end(run: str, watcher: int) -> bool:
     """Whether nobody watches the run any more, a while after it was given up."""
-    watch, deadline = read(run), time.monotonic() + END_S
-    while is_watched(run) or (watch and is_there(watch.pid)):
+    deadline = time.monotonic() + END_S
+    while is_watched(run) or is_there(watcher):
         if time.monotonic() > deadline:
             return not is_watched(run)
         time.sleep(0.05)
-    file_of(run).unlink(missing_ok=True)
+    forget(run)
     return True
 
 

@@ -222,6 +222,10 @@ def train(*options: str) -> list[str]:
     return [*options, "--", *words]
 
 
+def pid_of(run: str, rank: int) -> int:
+    return int(wait_for(lambda: state(run)["ranks"][rank]["pid"], f"the pid of rank {rank}"))
+
+
 def test_a_training_whose_rank_is_killed_goes_on_and_ends_with_the_same_bits() -> None:
     undisturbed, _ = launched(*train(), code=0)
     options = ["--local", "--world", "2", "--json", "--max-restarts", "1", *SOON]
@@ -231,8 +235,7 @@ def test_a_training_whose_rank_is_killed_goes_on_and_ends_with_the_same_bits() -
     for line in process.stdout:
         last = json.loads(line)
         if not killed and last["kind"] == "metric" and last.get("step", 0) >= 12:
-            ranks = state(last["run"])["ranks"]
-            os.kill(ranks[1]["pid"], signal.SIGKILL)
+            os.kill(pid_of(last["run"], 1), signal.SIGKILL)
             killed = True
     process.communicate(timeout=60)
     assert killed
