@@ -57,7 +57,7 @@ class Where:
                 f"{chosen.source}: hosts {' and '.join(here)} are both this machine (local: true)",
                 fix="write it once, with `slots`",
             )
-        return replace(chosen, hosts=tuple(with_local_env(host) for host in chosen.hosts))
+        return replace(chosen, hosts=tuple(with_key(with_local_env(host)) for host in chosen.hosts))
 
     def _read(self) -> Inventory | None:
         if self.host_list is not None:
@@ -210,6 +210,13 @@ def code_of(command: tuple[str, ...], env_file: str = "") -> Snapshot:
 def with_local_env(host: Host) -> Host:
     """On this machine, ranks run in the environment the user is in, unless the inventory says otherwise."""
     return replace(host, env=EnvSpec("python", local_python())) if host.local and host.env is None else host
+
+
+def with_key(host: Host) -> Host:
+    """A key file is where it is, also for whoever watches the run from another folder."""
+    if not host.identity_file or host.identity_file.startswith(("~", "/")):
+        return host
+    return replace(host, identity_file=os.path.abspath(host.identity_file))
 
 
 def local_python() -> str:

@@ -211,9 +211,16 @@ def launch(
 
 
 def launch_and_watch(
-    asked: Asked, *, preflight: bool, detach: bool, as_json: bool, screen: RunScreen | None = None
+    asked: Asked,
+    *,
+    preflight: bool,
+    detach: bool,
+    as_json: bool,
+    screen: RunScreen | None = None,
+    guard: contextlib.AbstractContextManager[None] | None = None,
 ) -> int:
-    """Start the run and, unless it is to go on by itself, show it to its end; the exit code."""
+    """Start the run and, unless it is to go on by itself, show it to its end; the exit code. `guard` is held
+    while it starts."""
     from dataclasses import replace
 
     from launcher import fold, redact, render, restarts, run, watch, watching
@@ -222,9 +229,17 @@ def launch_and_watch(
     interrupts = watch.Interrupts()
     screen = screen or render.screen_for(as_json)
     try:
-        plan, agents = run.launch(
-            asked.inventory, asked.options, pool(), asked.snapshot, screen, interrupts, preflight=preflight
-        )
+        asked = replace(asked, options=replace(asked.options, preflight=preflight))
+        with guard or contextlib.nullcontext():
+            plan, agents = run.launch(
+                asked.inventory,
+                asked.options,
+                pool(),
+                asked.snapshot,
+                screen,
+                interrupts,
+                preflight=preflight,
+            )
         restarts_wanted = asked.options.max_restarts > 0
         if detach and not interrupts.count:
             show_detached(plan, watching.spawn(plan.run) if restarts_wanted else 0, as_json)
@@ -322,21 +337,24 @@ def logs(
     )
     found = named_run(run, where)
     world = found.state.world if found.state else 0
-    absent = sorted(rank for rank in wanted.ranks or () if world and rank >= world)
+    absent = sorted(rank for rank in wanted.ranks or () if world and rank >= world and not previous)
     if absent:
         raise InputError(f"--rank {absent[0]}: run {found.run} has ranks 0 to {world - 1}")
-    unknown = [host for host in hosts if host not in {h.name for h in found.hosts}]
+    its = (*found.hosts, *(found.former if previous else ()))
+    unknown = [host for host in hosts if host not in {h.name for h in its}]
     if unknown:
-        known = ", ".join(host.name for host in found.hosts)
+        known = ", ".join(host.name for host in its)
         raise InputError(f"--host {unknown[0]}: not a host of run {found.run}, which has {known}")
     if previous and found.state is not None and found.state.attempt == 1:
         raise InputError(f"run {found.run} is in its first attempt; there is none before it")
+    agents = agents_of(found, former=previous)
+    attempt = showlogs.previous(found, agents) if previous else 0
     if download is not None:
-        return showlogs.download(found, agents_of(found), Path(download), back=1 if previous else 0)
+        return showlogs.download(found, agents, Path(download), attempt=attempt)
     look = showlogs.Look(as_json=as_json, prefix=prefix, timestamps=timestamps, tail=tail)
     if follow and not previous:
         return showlogs.follow_attempts(lambda: latest(found), wanted, look)
-    return showlogs.show(found, agents_of(found), wanted, look, back=1 if previous else 0)
+    return showlogs.show(found, agents, wanted, look, attempt=attempt)
 
 
 def latest(found: Found) -> tuple[Found, Mapping[str, Agent]]:

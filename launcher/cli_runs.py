@@ -69,7 +69,9 @@ def end_everywhere(found: Found, grace: float) -> dict[str, dict[str, Any] | Rin
     now = agents_for(found.hosts, pool())
     results = runs.stop({**agents_for(found.former, pool()), **now}, found.run, grace, attempt=found.attempt)
     if not watching.wait_for_end(found.run, watcher):
-        raise RingctlError(f"run {found.run} is still {watching.sentence(found.run)}; end that process")
+        click.echo(
+            f"error: run {found.run} is still {watching.sentence(found.run)}; end that process", err=True
+        )
     return {host: answer for host, answer in results.items() if host in now}
 
 
@@ -101,16 +103,32 @@ def restart(run: str, world: int | None, grow: bool, i_know: bool, detach: bool,
     On the hosts of its last attempt, unless --world or --grow says otherwise. If it still runs it is stopped
     first. `logs --previous` shows the attempt before.
     """
-    from launcher import cli
+    from launcher import cli, watching
 
     if world is not None and grow:
         raise InputError("--grow means as many ranks as it was launched with; leave out --world")
     asked, found = asked_again(run, world, grow, i_know)
-    if not found.is_over:
-        for host, answer in end_everywhere(found, grace=5.0).items():
-            if isinstance(answer, RingctlError):
-                raise HostError(host, f"cannot stop the attempt before: {answer.message}")
-    return cli.launch_and_watch(asked, preflight=True, detach=detach, as_json=as_json)
+    if not found.is_over or watching.read(found.run):
+        end_before(found, asked)
+        asked, found = asked_again(found.run, world, grow, i_know)
+    return cli.launch_and_watch(
+        asked, preflight=True, detach=detach, as_json=as_json, guard=watching.alone(found.run)
+    )
+
+
+def end_before(found: Found, asked: Asked) -> None:
+    """End the attempt before. A host that cannot be asked, and is not needed any more, ends what it has."""
+    from launcher.ask import chosen_hosts
+    from launcher.plan import place
+
+    hosts = chosen_hosts(asked.inventory, None, ",".join(asked.options.left_out) or None)
+    needed = {host.name for host, _ in place(hosts, asked.options.world)}
+    for host, answer in end_everywhere(found, grace=5.0).items():
+        if not isinstance(answer, RingctlError):
+            continue
+        if host in needed:
+            raise HostError(host, f"cannot stop the attempt before: {answer.message}")
+        click.echo(f"{answer.message}; what it has ends by itself, for want of its lease", err=True)
 
 
 def asked_again(run: str, world: int | None, grow: bool, i_know: bool = False) -> tuple[Asked, Found]:

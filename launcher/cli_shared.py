@@ -90,11 +90,12 @@ def named_run(reference: str | None, where: dict[str, str | None]) -> Found:
             raise (errors or [error])[0] from None
 
 
-def agents_of(found: Found) -> dict[str, Agent]:
+def agents_of(found: Found, *, former: bool = False) -> dict[str, Agent]:
+    """Its hosts; also those that only earlier attempts were on, if they are asked for."""
     from launcher.agent import agents_for
 
     pool().hidden = secrets_of(found.run)
-    return agents_for(found.hosts, pool())
+    return agents_for((*found.hosts, *(found.former if former else ())), pool())
 
 
 def secrets_of(run: str) -> tuple[str, ...]:

@@ -74,6 +74,14 @@ def out_of_sight(rank: RankState) -> RankState:
     return replace(rank, state="unknown") if rank.state in ("waiting", "running") else rank
 
 
+def with_rank(state: RunState, event: Event) -> RunState:
+    """With the rank that this is about, for an attempt of which nobody knows how many it had."""
+    if event.rank is None or event.rank in state.ranks:
+        return state
+    ranks = dict(sorted({**state.ranks, event.rank: RankState(event.rank, event.host)}.items()))
+    return replace(state, ranks=ranks, world=len(ranks))
+
+
 def fold(state: RunState, event: Event) -> RunState:
     """The run after `event`."""
     if event.kind in ASIDE or event.rank is None or event.rank not in state.ranks:

@@ -29,6 +29,7 @@ ASLEEP_S = 1.0  # who is away for so much longer than meant has been stopped mea
 QUIT_S = 1.0  # whoever waits longer waits for a host that is away
 CLOCKS_AGREE_S = 0.5  # what a message takes is no difference of clocks
 NOT_SENT_BY_HOSTD = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+NOT_STARTED = "was not started on this host"  # hostd's words
 GONE = "its supervisor is gone, and has not said how its ranks ended"
 NOTES = (b'{"kind":"cursor"', b'{"kind":"tick"', b'{"kind":"end"', b'{"kind":"error"')
 NOTE = re.compile(rb"^(?:" + b"|".join(re.escape(note) for note in NOTES) + rb").*$", re.M)
@@ -195,12 +196,14 @@ class Update:
         return {**self.away, **{host: f"{host}: {why}" for host, why in self.lost.items()}}
 
 
-def follow(agents: Mapping[str, Agent], run: str, *, live: bool, back: int = 0) -> Iterator[Update]:
-    """The run's events. `live` waits for more until the run is over, through drops of the connection;
-    `back` asks for an earlier attempt."""
+def follow(
+    agents: Mapping[str, Agent], run: str, *, live: bool, attempt: int = 0, some: bool = False
+) -> Iterator[Update]:
+    """The run's events. `live` waits for more until the run is over, through drops of the connection; 0 means
+    the newest attempt that a host has. With `some`, hosts that the attempt was not on are not missed."""
     pieces: queue.Queue[Piece] = queue.Queue(maxsize=4 * len(agents))
     quit_ = threading.Event()
-    request = {"run": run, "follow": live, "back": back}
+    request = {"run": run, "follow": live, "attempt": attempt}
     decoders = {name: Decoder(run, name, hidden=agent.hidden) for name, agent in agents.items()}
     readers = [Reader(agent, request, decoders[name], pieces, quit_) for name, agent in agents.items()]
     for reader in readers:
@@ -223,7 +226,7 @@ def follow(agents: Mapping[str, Agent], run: str, *, live: bool, back: int = 0) 
                 refused.add(piece.host)
                 if refused == set(agents):
                     raise RingctlError(f"{piece.host}: {piece.error}")
-            if piece.error or piece.state == "lost":
+            if (piece.error and not (some and NOT_STARTED in piece.error)) or piece.state == "lost":
                 lost = {**lost, piece.host: piece.error or GONE}
             if piece.away is not None:
                 away = {**away, piece.host: piece.away}

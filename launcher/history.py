@@ -105,5 +105,5 @@ def read_as(kind: type[T], path: Path) -> T | None:
     """What `write_as` wrote; None if there is nothing that can be read."""
     try:
         return from_json(kind, json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None

@@ -58,6 +58,8 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 HELD_BYTES = 8 << 20  # events that wait for room on a full disk; ranks that say more meanwhile are ended
 ROOM_BYTES = 1 << 20  # kept free on the disk while ranks run, for how they ended
 KILLED = "its supervisor was killed"
+ALREADY = "there is a run"  # the controller knows this beginning
+NOT_STARTED = "was not started on this host"  # the controller knows these words
 STOPPED_EARLY = "it was stopped while it was starting"  # the controller knows these words
 PORT_TAKEN = "the master port is taken:"  # the controller knows this beginning, and chooses another
 FINAL = ("succeeded", "failed", "stopped")
@@ -828,10 +830,12 @@ class Progress:
         self.made()
         return True
 
-    def stood(self, seconds: float) -> bool:
-        """Whether there was none for so long, and for ten usual steps; longer where no steps are told."""
-        patience = seconds if self.step is not None else UNTOLD_TIMES * seconds
-        return time.monotonic() - self.at > max(patience, USUAL_STEPS * self.usual)
+    def stood(self, lease: float, silence: float) -> bool:
+        """Whether there was none for as long as the lease, and for ten usual steps. Where no steps are told,
+        nobody knows: printed lines may mean nothing, so another host's silence has to be a long one."""
+        if self.step is None:
+            return silence > UNTOLD_TIMES * lease
+        return time.monotonic() - self.at > max(lease, USUAL_STEPS * self.usual)
 
     def lacks(self, times: float) -> bool:
         """Whether there was none for `times` as long as one waits for it; never if that is 0 or less."""
@@ -1249,10 +1253,12 @@ class Supervisor:
         if over:
             self.stop_requested = over["state"] == "stopped"
             self.end_ranks(str(over["reason"]), clock + (STOP_SETTLE_S if self.stop_requested else SETTLE_S))
-        elif silent and all(rank.progress.stood(self.lease.seconds) for rank in self.ranks if not rank.ended):
+        elif silent:
             host, seconds = max(silent.items(), key=lambda item: item[1])
-            reason = f"{host} was not heard of for {seconds:.0f} s, and the ranks stood still"
-            self.end_ranks(reason, clock + STACK_S + 2 * TICK_S)
+            going = [rank for rank in self.ranks if not rank.ended]
+            if all(rank.progress.stood(self.lease.seconds, seconds) for rank in going):
+                reason = f"{host} was not heard of for {seconds:.0f} s, and the ranks stood still"
+                self.end_ranks(reason, clock + STACK_S + 2 * TICK_S)
 
     def mind_the_disk(self, clock: float) -> None:
         """Try again to write what waits for room. Ranks that say more than can wait are ended."""
@@ -1498,16 +1504,24 @@ def command_start(request: dict[str, Any]) -> dict[str, Any]:
         os.makedirs(place, mode=0o700, exist_ok=True)
     try:
         os.mkdir(folder, 0o700)
+        fresh = True
     except FileExistsError:
-        refuse_again(request)
-    replace_file(os.path.join(folder, "plan.json"), json.dumps(request).encode())
-    read, write = os.pipe()
-    if os.fork() == 0:
-        os.close(read)
-        be(lambda: be_warden(folder, request, write))
-    os.close(write)
-    with os.fdopen(read, "rb") as answer:
-        reply = answer.read()
+        fresh = False
+    lock = lock_starts(folder)
+    try:
+        if not fresh:
+            refuse_again(request)
+        replace_file(os.path.join(folder, "plan.json"), json.dumps(request).encode())
+        read, write = os.pipe()
+        if os.fork() == 0:
+            os.close(read)
+            os.close(lock)
+            be(lambda: be_warden(folder, request, write))
+        os.close(write)
+        with os.fdopen(read, "rb") as answer:
+            reply = answer.read()
+    finally:
+        os.close(lock)
     if not reply:
         raise Refused(f"the supervisor died while starting; see {folder}/hostd.log")
     result: dict[str, Any] = json.loads(reply)
@@ -1516,16 +1530,32 @@ def command_start(request: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def lock_starts(folder: str) -> int:
+    """Of several who start one run at once, each waits until it is decided about the one before."""
+    import fcntl
+
+    lock = os.open(os.path.join(folder, "start.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
+
+
+def is_stopped(folder: str, request: dict[str, Any]) -> bool:
+    """Whether this attempt must not start: it was stopped, or it starts by itself after somebody stopped the
+    run."""
+    word = read_json(os.path.join(folder, "stop.json")) or {}
+    unwanted = bool(request.get("automatic")) and word.get("reason") == "stopped"
+    return unwanted or stop_word(folder, int(request["attempt"])) is not None
+
+
 def refuse_again(request: dict[str, Any]) -> None:
     """A run that is here already starts again only as a later attempt, when the one before has ended. What
     somebody has stopped does not start again by itself."""
     run, attempt = str(request["run"]), int(request["attempt"])
-    before, folder = read_state(run), run_folder(run)
-    word = read_json(os.path.join(folder, "stop.json"))
-    if stop_word(folder, attempt) or (word and request.get("automatic") and word.get("reason") == "stopped"):
-        raise Refused(STOPPED_EARLY) from None
+    before = read_state(run)
+    if is_stopped(run_folder(run), request):
+        raise Refused(STOPPED_EARLY)
     if attempt == 1 or (before and (before["state"] not in FINAL or before["attempt"] >= attempt)):
-        raise Refused(f"there is a run {run} on this host already") from None
+        raise Refused(f"{ALREADY} {run} on this host already")
 
 
 def be(body: Callable[[], int]) -> None:
@@ -1602,7 +1632,7 @@ def be_hostd(folder: str, plan: dict[str, Any], warden: dict[str, Any], answer: 
         signal.signal(signal.SIGTERM, stopped_early)
         supervisor.write_state()
         keep_room(folder)
-        if stop_word(folder, int(plan["attempt"])):  # whoever comes later finds the state saved above
+        if is_stopped(folder, plan):  # whoever comes later finds the state saved above
             stopped_early()
         supervisor.start()
         reply: dict[str, Any] = {
@@ -1731,10 +1761,11 @@ def first_cursor(folder: str, request: dict[str, Any]) -> tuple[int, int, int]:
         there = sorted({attempt for attempt, _ in segments(folder)})
     except FileNotFoundError:
         raise Refused(f"there is no run {os.path.basename(folder)} on this host") from None
-    back = int(request.get("back") or 0)
-    if len(there) <= back:
-        raise Refused(f"there is no earlier attempt of run {os.path.basename(folder)}")
-    return there[-1 - back], 1, 0
+    wanted = int(request.get("attempt") or 0) or (there[-1] if there else 0)
+    if wanted not in there:
+        which = f"attempt {wanted} of run" if wanted else "run"
+        raise Refused(f"{which} {os.path.basename(folder)} {NOT_STARTED}")
+    return wanted, 1, 0
 
 
 def note(kind: str, **data: object) -> None:
@@ -1777,11 +1808,12 @@ def command_stop(request: dict[str, Any]) -> dict[str, Any]:
     before = state_or_word(run, attempt, grace, reason)
     if before is None:
         return {"known": False, "ended": [], "left": kill_all(lambda: carriers(run), 5.0)}
-    running = [r["rank"] for r in before["ranks"] if r["state"] in ("waiting", "running")]
     try:
         leave_word(folder, max(attempt, int(before["attempt"])), grace, reason)
     except OSError:
         pass  # a full disk: it ends all the same, with the supervisor's own grace
+    before = read_state(run) or before  # what was about to start has not seen the word, and is there by now
+    running = [r["rank"] for r in before["ranks"] if r["state"] in ("waiting", "running")]
     if before["state"] not in FINAL:
         terminate(before, grace + 15.0)
     left = kill_all(lambda: carriers(run), 5.0)

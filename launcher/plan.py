@@ -24,6 +24,7 @@ class LaunchOptions:
     attempt: int = 1
     max_restarts: int = 0  # how often it starts again by itself after a failure
     restart_delay: float = 2.0  # seconds before it does; twice as many each time
+    preflight: bool = True  # whether it is checked before it starts
     min_world: int | None = None  # go on with so many ranks if hosts cannot be reached; None: with all or not
     full_world: int | None = None  # how many it was launched with, if an attempt has another number
     left_out: frozenset[str] = frozenset()  # hosts of the inventory that it goes on without

@@ -202,7 +202,7 @@ def bring_logs(heard: Heard, to: PullFolder) -> bool:
         return False
     try:
         with fetch.writing(to.logs):
-            _, away = showlogs.save(heard.found, agents, to.logs, back=0)
+            _, away = showlogs.save(heard.found, agents, to.logs)
     except fetch.NotHere:
         raise
     except RingctlError as error:  # all of them have refused

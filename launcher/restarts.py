@@ -67,7 +67,7 @@ def without(inventory: Inventory, options: LaunchOptions, away: Mapping[str, str
     left_out = options.left_out | away.keys()
     hosts = [host for host in inventory.hosts if host.name not in left_out]
     full = options.full_world or world_of(inventory, options)
-    world = min(full, sum(host.slots for host in hosts))
+    world = min(options.world or full, sum(host.slots for host in hosts))
     if options.min_world is None or world < options.min_world:
         least = f", and --min-world is {options.min_world}" if options.min_world else ""
         raise HostError(
@@ -113,16 +113,31 @@ def see_through(
 ) -> Outcome:
     """Watch the run to its end, through as many attempts as it may have."""
     while True:
-        outcome = watch(fold.initial(plan), agents, screen, interrupts, again=book is not None)
-        outcome.note()
+        outcome, failure = one_attempt(plan, agents, screen, interrupts, book)
         over = outcome.state.state in ("succeeded", "stopped") or interrupts.count
         if book is None or over or book.stopped:
             return outcome
-        book.note(failure=failure_of(outcome))
+        book.note(failure=failure)
         begun = next_attempt(asked, plan, screen, interrupts, pool, book)
         if begun is None:
             return outcome
         plan, agents = begun
+
+
+def one_attempt(
+    plan: Plan, agents: Mapping[str, Agent], screen: Screen, interrupts: Interrupts, book: Book | None
+) -> tuple[Outcome, Failure]:
+    """How this attempt ended. One that whoever watched before us was about to start may be on no host."""
+    state = fold.initial(plan)
+    if book is None:
+        outcome = watch(state, agents, screen, interrupts)
+    else:
+        try:
+            outcome = watch(state, agents, screen, interrupts, again=True, given_up=lambda: book.stopped)
+        except RingctlError as error:
+            return Outcome(fold.as_lost(state), None), not_started(plan.attempt, error)
+    outcome.note()
+    return outcome, failure_of(outcome)
 
 
 def next_attempt(
@@ -139,7 +154,7 @@ def next_attempt(
         left = asked.options.max_restarts - len(book.failures)
         what = f"attempt {attempt + 1} begins in {seconds:.0f} s"
         after = "the last one" if left == 0 else f"{left} more after it"
-        screen.note(f"attempt {attempt} failed: {book.failures[-1].cause}; {what}, {after}")
+        screen.note(f"attempt {book.failures[-1].attempt} failed: {book.failures[-1].cause}; {what}, {after}")
         book.note(what)
         if not wait(seconds, interrupts, book):
             return None
@@ -151,7 +166,7 @@ def next_attempt(
             return None
         except RingctlError as error:
             book.note(failure=not_started(attempt + 1, error))
-            attempt = current_attempt(plan.run, attempt)
+            attempt = max(attempt + 1, current_attempt(plan.run, attempt))
             continue
         book.note()
         if book.stopped:  # while it was starting
@@ -184,15 +199,24 @@ def again(
     record = history.read(history.path_of(run))
     hosts = (*record.hosts, *record.former) if record else ()
     ended = runs.stop(agents_for(hosts, pool), run, GRACE_S, AGAIN, attempt=attempt)
-    left_out = record.options.left_out if record else frozenset()
+    needed = {host.name for host in record.hosts} if record else set()
     away = {
         name: answer.words
         for name, answer in ended.items()
-        if isinstance(answer, HostError) and name not in left_out
+        if isinstance(answer, HostError) and name in needed
     }
     options = replace(ask.again(record.options if record else asked.options), attempt=attempt + 1)
     if away and options.min_world is not None:
         options = without(asked.inventory, options, away)
         gone = ", ".join(f"{host} ({why})" for host, why in away.items())
         screen.note(f"going on with {options.world} of {options.full_world} ranks, without {gone}")
-    return launch(asked.inventory, options, pool, asked.snapshot, screen, interrupts, automatic=True)
+    return launch(
+        asked.inventory,
+        options,
+        pool,
+        asked.snapshot,
+        screen,
+        interrupts,
+        preflight=options.preflight,
+        automatic=True,
+    )

@@ -23,6 +23,7 @@ from launcher.runs import stop
 from launcher.transport import Pool
 from launcher.watch import Interrupts, Screen
 
+ALREADY = "there is a run"
 PORT_TAKEN = "the master port is taken:"
 STOPPED_EARLY = "it was stopped while it was starting"
 PORT_TRIES = 3
@@ -103,19 +104,27 @@ def start(
     results = fan_out(requests, start_there)
     errors = [error for error in results.values() if isinstance(error, RingctlError)]
     if errors:
-        its = {name: agents[name] for name in requests}
-        ended = stop(its, plan.run, grace=0.0, reason=NOT_EVERYWHERE, attempt=plan.attempt)
+        stopped = [error.message for error in errors if STOPPED_EARLY in error.message]
+        # What a host has of somebody else's start is not ours to end.
+        its = {name: agents[name] for name in requests if not is_anothers(results[name])}
+        reason = "stopped" if stopped else NOT_EVERYWHERE
+        ended = stop(its, plan.run, grace=0.0, reason=reason, attempt=plan.attempt)
         unsure = [name for name, answer in ended.items() if isinstance(answer, RingctlError)]
-        if STOPPED_EARLY in errors[0].message:
-            raise StoppedEarly(errors[0].message)
+        if stopped:
+            raise StoppedEarly(stopped[0])
         if PORT_TAKEN in errors[0].message and not unsure:
             raise PortTaken(f"{errors[0].message}; nothing was left running", fix=FREE_PORT)
         if unsure:
             errors[0].message += f"; {', '.join(unsure)} could not be asked to stop what may have started"
             errors[0].fix = f"once it can be reached: ringctl stop {plan.run}"
-        else:
+        elif its:
             errors[0].message += "; nothing was left running"
         raise errors[0]
+
+
+def is_anothers(answer: dict[str, Any] | RingctlError) -> bool:
+    """Whether a host refused because the run is there already, as this attempt or a later one."""
+    return isinstance(answer, RingctlError) and f": {ALREADY} " in answer.message
 
 
 class StoppedEarly(RingctlError):

@@ -15,7 +15,7 @@ from typing import BinaryIO
 from launcher import fold, history, render, text, watch, watching
 from launcher.agent import Agent
 from launcher.diagnose import Tails
-from launcher.errors import HostError, InputError
+from launcher.errors import HostError, InputError, RingctlError
 from launcher.follow import follow, newly_lost, presence
 from launcher.logs import Filter, fold_repeats, line_writer, visible
 from launcher.model import Event
@@ -39,7 +39,7 @@ def follow_attempts(latest: Latest, wanted: Filter, look: Look) -> int:
     """Print the run's events until its end, through all attempts that it starts by itself."""
     while True:
         found, agents = latest()
-        outcome, code = show_attempt(found, agents, wanted, look, live=True, back=0)
+        outcome, code = show_attempt(found, agents, wanted, look, live=True)
         if outcome is None:
             return code
         outcome.note()
@@ -66,33 +66,47 @@ def begins_again(run: str, attempt: int) -> bool:
         time.sleep(0.1)
 
 
-def show(found: Found, agents: Mapping[str, Agent], wanted: Filter, look: Look, *, back: int) -> int:
+def previous(found: Found, agents: Mapping[str, Agent]) -> int:
+    """The attempt before the newest one; a number that no host knows belongs to one that did not start."""
+    newest = max(found.attempt, found.state.attempt if found.state else 1)
+    for attempt in range(newest - 1, 0, -1):
+        with contextlib.suppress(RingctlError):
+            events = follow(agents, found.run, live=False, attempt=attempt, some=True)
+            with contextlib.closing(events):  # type: ignore[type-var]  # a generator has a close()
+                if any(update.events for update in events):
+                    return attempt
+    raise InputError(f"run {found.run} has no earlier attempt on the hosts that can be asked")
+
+
+def show(found: Found, agents: Mapping[str, Agent], wanted: Filter, look: Look, *, attempt: int = 0) -> int:
     """Print the run's events as far as they go; then how it ended, if it has."""
-    outcome, code = show_attempt(found, agents, wanted, look, live=False, back=back)
+    outcome, code = show_attempt(found, agents, wanted, look, live=False, attempt=attempt)
     if outcome is not None:
         finish(outcome, look)
     return code
 
 
 def show_attempt(
-    found: Found, agents: Mapping[str, Agent], wanted: Filter, look: Look, *, live: bool, back: int
+    found: Found, agents: Mapping[str, Agent], wanted: Filter, look: Look, *, live: bool, attempt: int = 0
 ) -> tuple[watch.Outcome | None, int]:
     """Print one attempt's events until its end (`live`) or as far as they go: how it ended, if it has, and
     the exit code, which tells whether a host's part is missing."""
     gc.disable()  # events hold no cycles; looking for some in a million of them costs a quarter of the time
     write, tails = writer(look), Tails()
     state = fold.before(found.state) if found.state else None
+    if state is not None and attempt:
+        state = replace(state, attempt=attempt, ranks={}, world=0)  # it may have had others
     kept: deque[Event] | None = None if look.tail is None else deque(maxlen=look.tail)
     away: Mapping[str, str] = {}
     gone: Mapping[str, str] = {}
     unheard: Mapping[str, str] = {}
-    for update in follow(agents, found.run, live=live, back=back):
+    for update in follow(agents, found.run, live=live, attempt=attempt, some=bool(attempt)):
         for words in (*presence(away, update.away), *newly_lost(gone, update.lost)):
             print(words, file=sys.stderr)
         away, gone, unheard = update.away, update.lost, update.unheard
         for event in update.events:
             if event.kind != "line" and state is not None:
-                state = fold.fold(state, event)
+                state = fold.fold(fold.with_rank(state, event) if attempt else state, event)
             tails.add(event)
         events = wanted.apply(update.events)
         if kept is not None:
@@ -109,14 +123,14 @@ def show_attempt(
     return outcome, HostError.exit_code if unheard else 0
 
 
-def download(found: Found, agents: Mapping[str, Agent], target: Path, *, back: int) -> int:
+def download(found: Found, agents: Mapping[str, Agent], target: Path, *, attempt: int = 0) -> int:
     """Write DIR/<run>/, and tell whose part of it is missing."""
     folder = target / found.run
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
         raise InputError(f"{folder} is there already; name another folder") from None
-    files, away = save(found, agents, folder, back=back)
+    files, away = save(found, agents, folder, attempt=attempt)
     for reason in away.values():
         print(f"error: {reason}; its part is missing", file=sys.stderr)
     print(f"{files} files in {folder}")
@@ -124,7 +138,7 @@ def download(found: Found, agents: Mapping[str, Agent], target: Path, *, back: i
 
 
 def save(
-    found: Found, agents: Mapping[str, Agent], folder: Path, *, back: int
+    found: Found, agents: Mapping[str, Agent], folder: Path, *, attempt: int = 0
 ) -> tuple[int, Mapping[str, str]]:
     """Write events.jsonl in merged order, and what each rank wrote, byte for byte: how many files that are,
     and why a host's part of them is missing."""
@@ -137,7 +151,7 @@ def save(
                 files[name] = stack.enter_context(open(folder / name, "wb"))
             return files[name]
 
-        for update in follow(agents, found.run, live=False, back=back):
+        for update in follow(agents, found.run, live=False, attempt=attempt, some=bool(attempt)):
             away = update.unheard
             for event in update.events:
                 file("events.jsonl").write(text.json_line(event.to_json()).encode() + b"\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -91,6 +91,7 @@ def watch(
     interrupts: Interrupts,
     *,
     again: bool = False,
+    given_up: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """Show the run until it is over. Ctrl-C, counted by `interrupts`, stops it. If it is to start `again`,
     nobody waits for hosts that are away: what they have ends by itself."""
@@ -98,7 +99,7 @@ def watch(
     away: Mapping[str, str] = {}
     lost: Mapping[str, str] = {}
     unheard: Mapping[str, str] = {}
-    for update in follow(agents, state.run, live=True):
+    for update in follow(agents, state.run, live=True, attempt=state.attempt):
         for words in (*presence(away, update.away), *newly_lost(lost, update.lost)):
             screen.note(words)
         away, lost, unheard = update.away, update.lost, update.unheard
@@ -108,7 +109,7 @@ def watch(
         screen.show(update.events, state)
         stalls.look(update.events, state, tails, away)
         ender.look(state, lost, away)
-        if ender.waits_in_vain(state, away):
+        if ender.waits_in_vain(state, away) or (away.keys() == agents.keys() and given_up()):
             break
     ender.finish(state)
     return outcome(state, tails, unheard)
@@ -170,7 +171,12 @@ class Ender:
             one.join()
         if self.stops and self.stops[-1].failed:
             hosts = ", ".join(self.stops[-1].failed)
-            self.screen.note(f"{hosts} cannot be reached; once that changes: ringctl stop {state.run}")
+            later = (
+                "what is there ends by itself"
+                if self.again
+                else f"once that changes: ringctl stop {state.run}"
+            )
+            self.screen.note(f"{hosts} cannot be reached; {later}")
 
 
 def why_it_cannot_go_on(state: RunState, lost: Mapping[str, str]) -> str:

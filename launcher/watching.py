@@ -24,7 +24,12 @@ END_S = 30.0  # and by then it has gone, once its run was stopped
 WATCHER = (
     "import sys; del sys.path[0]; from launcher.__main__ import main; main()"  # not what is in this folder
 )
-NOT_NEEDED = ("stop", "watcher", "completion")  # commands that leave runs that nobody watches as they are
+NOT_NEEDED = (
+    "stop",
+    "restart",
+    "watcher",
+    "completion",
+)  # commands that leave runs that nobody watches as they are
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,15 @@ def _lock(run: str) -> Iterator[bool]:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def alone(run: str) -> Iterator[None]:
+    """Nobody else starts this run meanwhile, or watches it."""
+    with _lock(run) as got:
+        if not got:
+            raise RingctlError(f"run {run} is being started, or watched, by somebody else at this moment")
+        yield
+
+
 def is_watched(run: str) -> bool:
     if not (folder() / f"{run}.lock").exists():
         return False
@@ -162,7 +176,9 @@ def spawn(run: str) -> int:
         watch = read(run)
         if watch is None or (watch.pid == process.pid and is_watched(run)):
             return process.pid
-        if process.poll() is not None and not is_watched(run):
+        if process.poll() is not None:
+            if watch is not None and is_watched(run):
+                return watch.pid  # somebody else was faster
             break
         time.sleep(0.02)
     raise RingctlError(f"run {run} has nobody who watches it; see {folder() / f'{run}.log'}")
@@ -182,9 +198,11 @@ def pick_up(command: str | None) -> list[str]:
 def give_up(run: str) -> int:
     """Somebody stops the run: whoever watches it, the process that this returns, is not to start it again."""
     watch = read(run)
-    if watch is not None:
+    if watch is None or not is_watched(run):
+        return 0
+    with contextlib.suppress(OSError):  # a full disk: that it was stopped is on its hosts as well
         mark_of(run).touch(mode=0o600)
-    return watch.pid if watch is not None else 0
+    return watch.pid
 
 
 def forget(run: str) -> None:
@@ -218,6 +236,8 @@ def sentence(run: str) -> str:
     watch = read(run)
     if watch is None:
         return ""
+    if not is_watched(run):
+        return "watched by nobody at the moment; the next ringctl command but this has somebody do it"
     who = "its launch" if watch.here else "a watcher"
     doing = f", {watch.doing}" if watch.doing else ""
     return f"watched by {who}, process {watch.pid} on this machine{doing}"

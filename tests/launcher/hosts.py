@@ -187,12 +187,16 @@ class Hosts(Cluster):
 
 
 def mend(cluster: Hosts) -> None:
-    """Every cable in, no rule, and no connection that one end of does not know the other is gone."""
+    """Every cable in, no rule, no connection that one end of does not know the other is gone, and no host
+    that remembers for a while that another did not answer."""
+    touched = bool(cluster.touched)
     while cluster.touched:
         host = cluster.touched.pop()
         cluster.heal(host)
         cluster.clear_rules(host)
         cluster.end_sessions(host)
+    for host in cluster.names if touched else ():
+        cluster.run(host, "ip", "neigh", "flush", "all", user="root")
 
 
 def equip(cluster: Hosts) -> None:

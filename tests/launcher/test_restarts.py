@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher import restarts, watching
+from launcher import history, restarts, watching
+from launcher.hostd import carriers
 from launcher.model import Host, Inventory
 from launcher.plan import LaunchOptions
 from launcher.watching import Failure
@@ -65,6 +67,11 @@ def test_the_same_error_at_the_same_step_twice_ends_it_early() -> None:
 
 def test_hosts_that_were_away_twice_say_nothing_about_the_program() -> None:
     assert not restarts.why_not_again(OPTIONS, [failed(1, error=""), failed(2, error="")])
+
+
+def test_the_world_that_was_chosen_by_hand_is_not_outgrown() -> None:
+    chosen = replace(OPTIONS, min_world=1, world=2, full_world=4)
+    assert restarts.without(HOSTS, chosen, {"s3": "no route"}).world == 2
 
 
 def test_each_wait_is_twice_as_long_up_to_a_minute() -> None:
@@ -201,6 +208,62 @@ def test_stop_ends_a_run_that_waits_for_its_next_attempt_and_its_watcher() -> No
     assert not is_alive(watcher)
     assert not watching.file_of(run).exists()
     assert state(run)["attempt"] == 1
+
+
+def test_a_restart_by_hand_takes_the_place_of_the_one_that_was_about_to_begin() -> None:
+    run, watcher = detached(
+        "--max-restarts", "5", "--restart-delay", "600", *script("[ $attempt = 1 ] && exit 1; sleep 1000")
+    )
+    wait_for(lambda: "begins in 600 s" in (status(run)["watched"] or ""), "the wait")
+    again = json.loads(ringctl("restart", run, "--detach", "--json").stdout)
+    assert not is_alive(watcher)
+    assert is_alive(again["watcher"])
+    assert (state(run)["attempt"], state(run)["state"]) == (2, "running")
+    ringctl("stop", run)
+
+
+def test_attempts_that_cannot_even_start_count_too(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    text = f"while ! [ -e {tmp_path}/gate ]; do sleep 0.02; done; exit 1"
+    run, watcher = detached("--master-port", str(port), "--max-restarts", "2", *SOON, *script(text))
+    with socket.socket() as taken:
+        taken.bind(("", port))
+        taken.listen()
+        (tmp_path / "gate").touch()
+        wait_for(lambda: not is_alive(watcher), "the end of its tries")
+    log = (watching.folder() / f"{run}.log").read_text()
+    assert log.count(" begins in ") == 2
+    assert "it was started again 2 times, as often as --max-restarts allows" in log
+
+
+def test_of_two_who_restart_at_once_one_does() -> None:
+    run = json.loads(
+        ringctl("launch", "--local", "--world", "1", "--detach", "--json", "--", "sleep", "1000").stdout
+    )["run"]
+    ringctl("stop", run, "--grace", "0")
+    both = [start("restart", run, "--detach") for _ in range(2)]
+    said = [process.communicate(timeout=60) for process in both]
+    codes = sorted(process.returncode for process in both)
+    assert codes in ([0, 0], [0, 1]), said
+    assert len(carriers(run)) == 1, "one rank, of one attempt"
+    ringctl("stop", run, "--grace", "0")
+
+
+def test_a_watcher_that_dies_before_the_next_attempt_is_anywhere_is_replaced_and_that_starts() -> None:
+    run, watcher = detached("--max-restarts", "3", "--restart-delay", "600", *script("[ $attempt -gt 2 ]"))
+    wait_for(lambda: "begins in 600 s" in (status(run)["watched"] or ""), "the wait")
+    os.kill(watcher, signal.SIGKILL)
+    wait_for(lambda: not is_alive(watcher), "its end")
+    record = history.read(history.path_of(run))
+    assert record is not None
+    plan = replace(record.plan, attempt=2)  # as it is written just before the start
+    options = replace(record.options, restart_delay=0.1)
+    history.write(replace(record, plan=plan, options=options, end=None, cause=None))
+    assert "lost its watcher" in ringctl("ps").stderr
+    wait_for(lambda: state(run)["attempt"] == 3 and state(run)["state"] == "succeeded", "the third attempt")
+    wait_for(lambda: not watching.file_of(run).exists(), "its watcher's end")
 
 
 def test_stop_ends_a_watched_run_for_good() -> None:

@@ -133,6 +133,24 @@ def test_a_stop_that_reaches_one_host_only_is_passed_on_by_the_supervisors(clust
         cluster.start_sshd("server2")
 
 
+def test_ranks_that_only_print_are_not_kept_alive_by_it_once_all_others_are_gone(
+    cluster: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGCTL_LEASE", "1")
+    inventory(cluster, only=TWO)
+    run = detached("--", "sh", "-c", "while :; do echo on; sleep 0.2; done")["run"]
+    wait_for(lambda: host_state(cluster, "server2", run)["state"] == "running", "its start")
+    wait_for(
+        lambda: (
+            (cluster.path("server2", f"{OURS}/runs/{run}") / "events-1-000001.jsonl").stat().st_size > 800
+        ),
+        "lines",
+    )
+    cluster.cut("server2")
+    ringctl("stop", run, "--grace", "0", code=4)
+    assert "server1 was not heard of" in ends_on(cluster, "server2", run)["ranks"][0]["reason"]
+
+
 # --- An attempt that was stopped does not come back ----------------------------------------------
 
 
@@ -149,6 +167,17 @@ def test_what_was_stopped_from_elsewhere_while_it_waited_is_not_started_again(
     assert {host_state(cluster, host, run)["attempt"] for host in TWO} == {1}
     log = (watching.folder() / f"{run}.log").read_text()
     assert "somebody has stopped the run meanwhile" in log
+
+
+def test_the_log_of_the_attempt_before_is_whole_also_when_it_was_on_other_hosts(cluster: Hosts) -> None:
+    inventory(cluster, only=THREE)
+    run = detached("--", "sh", "-c", "echo attempt $RINGCTL_ATTEMPT; sleep 1000")["run"]
+    for world in ("2", "3"):
+        wait_for(lambda: "attempt" in ringctl("logs", run).stdout, "lines")
+        ringctl("restart", run, "--world", world, "--detach")
+        said = sorted(ringctl("logs", run, "--previous", "--no-prefix").stdout.split("\n")[:-1])
+        assert said == (["attempt 1"] * 3 if world == "2" else ["attempt 2"] * 2)
+    ringctl("stop", run, "--grace", "0")
 
 
 # --- Without a host, and with it again -----------------------------------------------------------

@@ -24,6 +24,7 @@ class Expected:
     shown: tuple[Run, ...] = field(default=())  # launches that lived, and so must have shown every line once
 
 
+HANGS_S = 10.0  # longer than --timeout of the training
 Fault = Callable[[Scene], Expected]
 
 
@@ -45,11 +46,14 @@ def rank_killed(scene: Scene) -> Expected:
 
 
 def rank_hangs(scene: Scene) -> Expected:
-    """Stopped, as a debugger or a bad disk does it: the others' time limit ends the attempt."""
-    run = scene.train().at_step(scene.chance.randrange(1, 35))
+    """Stopped, as a debugger does it, for longer than the others wait for it; then it may go on."""
+    run = scene.train().at_step(scene.chance.randrange(1, 25))
     host = scene.any_host()
-    for rank in scene.state(host, run.id)["ranks"]:
-        scene.kill(host, rank["pid"], signal.SIGSTOP)
+    pids = [rank["pid"] for rank in scene.state(host, run.id)["ranks"]]
+    for number, seconds in ((signal.SIGSTOP, HANGS_S), (signal.SIGCONT, 0.0)):
+        for pid in pids:
+            scene.kill(host, pid, number)
+        wait(seconds)
     return whole(run, training=True)
 
 
