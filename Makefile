@@ -22,7 +22,7 @@ demo: $(VENV)/.demo
 	$(BIN)/ringctl launch --local --world 4
 
 test: $(VENV)/.dev $(VENV)/.debian lint
-	$(BIN)/python -m pytest -n $(or $(JOBS),3) --dist loadfile
+	$(BIN)/python -m pytest -n $(or $(JOBS),4) --dist loadfile
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check $(SOURCES)

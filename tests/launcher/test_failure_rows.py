@@ -168,7 +168,7 @@ def test_a_torchvision_that_does_not_fit_torch_is_told() -> None:
 @produces("loss_nan")
 @pytest.mark.parametrize("nonfinite", ["raise", "skip"])
 def test_a_training_that_diverges_is_told(nonfinite: str) -> None:
-    options = ["--lr", "1e30", "--steps", "3", "--data", "mini", "--on-nonfinite", nonfinite]
+    options = ["--lr", "1e30", "--steps", "3", "--threads", "1", "--on-nonfinite", nonfinite]
     cause = by_hand(program(f"from trainer.__main__ import main\nmain({options})\n"))
     assert (cause.rank, cause.id) == (0, "loss_nan")
     assert "--lr" in cause.fix

@@ -191,7 +191,7 @@ def test_what_no_rank_wrote_is_not_written_down(script: str, tmp_path: Path) -> 
     found = Found("r1", "", (Host("liar", local=True),), 1.0)
     target = tmp_path / "a" / "b" / "c"
     with contextlib.suppress(RingctlError):
-        assert showlogs.download(found, {"liar": liar(script)}, target, back=0) == 4
+        assert showlogs.download(found, {"liar": liar(script)}, target) == 4
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert all(path.is_relative_to(target / "r1") for path in written), written
 
