@@ -26,7 +26,10 @@ def main() -> int:
             become_controller(cluster, folder)
             hosts.equip(cluster)
             scene = scene_in(folder / "project", cluster, options.seed)
-            soak(scene, tally, say, seconds=options.seconds, most=options.faults, only=options.only)
+            try:
+                soak(scene, tally, say, seconds=options.seconds, most=options.faults, only=options.only)
+            finally:
+                scene.close()
     except KeyboardInterrupt:
         say("interrupted")
     finally:

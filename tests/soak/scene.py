@@ -42,8 +42,15 @@ class Scene:
 
     def __init__(self, cluster: Hosts, folder: Path, chance: random.Random) -> None:
         self.cluster, self.folder, self.chance = cluster, folder, chance
+        self.launches: list[subprocess.Popen[bytes]] = []
         self.expected = ""  # the hash of the parameters that an undisturbed training ends with
         (folder / "count.py").write_text(COUNT)
+
+    def close(self) -> None:
+        """However it ends, no launch is left."""
+        for process in self.launches:
+            process.kill()
+            process.wait()
 
     @property
     def home(self) -> Path:
@@ -97,6 +104,7 @@ class Run:
         with self.out.open("wb") as out, self.err.open("wb") as err:
             command = [*RINGCTL, words[0], "--json", *words[1:]]
             self.process = subprocess.Popen(command, stdout=out, stderr=err, cwd=scene.folder)
+        scene.launches.append(self.process)
         self.id = ""
         self._known = known
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 import shutil
@@ -20,6 +21,7 @@ from tests.soak.faults import FAULTS, Expected
 from tests.soak.scene import LEASE_S, Scene, launcher_processes, mended, stop_all
 
 Say = Callable[[str], None]
+TRAININGS = tuple(name for name, fault in FAULTS.items() if "training=True" in inspect.getsource(fault))
 PROMISES = ("orphans", "lines", "files", "ends")
 
 
@@ -60,7 +62,8 @@ def soak(
     os.environ["RINGCTL_LEASE"] = str(LEASE_S)
     os.chdir(scene.folder)
     began = time.monotonic()
-    undisturbed(scene)
+    if not only or any(name in TRAININGS for name in only):
+        undisturbed(scene)
     following = schedule(tally.seed, only or list(FAULTS))
     while time.monotonic() - began < seconds and tally.faults.total() < most:
         name = following()

@@ -11,7 +11,7 @@ from tests.launcher.hosts import Hosts
 from tests.soak.faults import FAULTS
 from tests.soak.soak import Tally, scene_in, schedule, soak, summary
 
-SHORT = ["launch killed while following", "stopped while it starts again"]
+SHORT = ["warden killed", "stopped while it starts again", "stop killed on its way", "sshd restarted"]
 
 
 def test_a_short_soak_finds_nothing_left_lost_or_wrong(
