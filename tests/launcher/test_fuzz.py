@@ -272,7 +272,7 @@ def test_the_state_of_a_run_is_shown_or_left_out(
             assert (Path("/a") / each["run"]).parent == Path("/a"), "a name is no path"
 
     is_shown()
-    assert seen >= {1, 2}, "some are refused, and some are not"
+    assert len(seen) > 1, "some are left out, and some are not"
     assert harmless(capsys.readouterr().err)
 
 

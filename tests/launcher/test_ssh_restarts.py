@@ -103,7 +103,7 @@ def test_ranks_that_get_on_are_left_alone_however_long_a_supervisor_is_not_heard
     wait_for(lambda: step_of(cluster, "server2", run) > 1, "steps")
     cluster.cut("server2")
     before = step_of(cluster, "server1", run), step_of(cluster, "server2", run)
-    many = 120  # steps, three times as long as the lease
+    many = 80  # steps, twice as long as the lease
     wait_for(lambda: step_of(cluster, "server1", run) > before[0] + many, "more steps")
     wait_for(lambda: step_of(cluster, "server2", run) > before[1] + many, "more steps")
     cluster.heal("server2")
