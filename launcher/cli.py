@@ -5,7 +5,6 @@ Heavy modules are imported inside the commands: `ringctl --help` and `ringctl ps
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import sys
@@ -217,10 +216,10 @@ def launch_and_watch(
     detach: bool,
     as_json: bool,
     screen: RunScreen | None = None,
-    guard: contextlib.AbstractContextManager[None] | None = None,
+    again: str = "",
 ) -> int:
-    """Start the run and, unless it is to go on by itself, show it to its end; the exit code. `guard` is held
-    while it starts."""
+    """Start the run and, unless it is to go on by itself, show it to its end; the exit code. `again` is the
+    run that is to have another attempt, which nobody else may give it meanwhile."""
     from dataclasses import replace
 
     from launcher import fold, redact, render, restarts, run, watch, watching
@@ -228,26 +227,21 @@ def launch_and_watch(
     pool().hidden = redact.to_look_for(asked.options.secrets)
     interrupts = watch.Interrupts()
     screen = screen or render.screen_for(as_json)
+    asked = replace(asked, options=replace(asked.options, preflight=preflight))
     try:
-        asked = replace(asked, options=replace(asked.options, preflight=preflight))
-        with guard or contextlib.nullcontext():
-            plan, agents = run.launch(
-                asked.inventory,
-                asked.options,
-                pool(),
-                asked.snapshot,
-                screen,
-                interrupts,
-                preflight=preflight,
-            )
-        restarts_wanted = asked.options.max_restarts > 0
-        if detach and not interrupts.count:
-            show_detached(plan, watching.spawn(plan.run) if restarts_wanted else 0, as_json)
-            return 0
-        asked = replace(asked, options=replace(asked.options, run=plan.run))
-        watched = watching.watched(plan.run, here=True) if restarts_wanted else contextlib.nullcontext()
-        with screen, watched as book:
-            outcome = restarts.see_through(asked, plan, agents, screen, interrupts, pool(), book)
+        with watching.Keeper(watches=asked.options.max_restarts > 0, run=again) as keeper:
+            try:
+                plan, agents = run.launch(asked, pool(), screen, interrupts, begin=keeper.begin)
+            except RingctlError:
+                keeper.give_back()
+                raise
+            if detach and not interrupts.count:
+                show_detached(plan, keeper.hand_over(), as_json)
+                return 0
+            asked = replace(asked, options=replace(asked.options, run=plan.run))
+            with screen:
+                outcome = restarts.see_through(asked, plan, agents, screen, interrupts, pool(), keeper.book)
+            keeper.give_back()
     except KeyboardInterrupt:
         click.echo("interrupted; nothing was started", err=True)
         return 130
@@ -358,12 +352,12 @@ def logs(
 
 
 def latest(found: Found) -> tuple[Found, Mapping[str, Agent]]:
-    """The run as it is now, on the hosts that it is on now."""
+    """The run as it is now, and all hosts that it is or was on."""
     from launcher import runs
 
     now = next((other for other in runs.remembered() if other.run == found.run), None)
     found = runs.refreshed(now, pool()) if now is not None and now.attempt != found.attempt else found
-    return found, agents_of(found)
+    return found, agents_of(found, former=True)
 
 
 # --- ps, status, stop ----------------------------------------------------------------------------

@@ -111,9 +111,7 @@ def restart(run: str, world: int | None, grow: bool, i_know: bool, detach: bool,
     if not found.is_over or watching.read(found.run):
         end_before(found, asked)
         asked, found = asked_again(found.run, world, grow, i_know)
-    return cli.launch_and_watch(
-        asked, preflight=True, detach=detach, as_json=as_json, guard=watching.alone(found.run)
-    )
+    return cli.launch_and_watch(asked, preflight=True, detach=detach, as_json=as_json, again=found.run)
 
 
 def end_before(found: Found, asked: Asked) -> None:
@@ -169,7 +167,7 @@ def watcher(run: str) -> int:
     asked = ask.Asked(record.inventory, ask.again(record.options), None)  # the hosts have the run's code
     pool().hidden = redact.to_look_for(asked.options.secrets)
     screen = render.NoteScreen()
-    with watching.watched(run, here=False) as book:
+    with watching.watched(run) as book:
         agents = agent.agents_for(record.hosts, pool())
         outcome = restarts.see_through(asked, record.plan, agents, screen, watch.Interrupts(), pool(), book)
     screen.finish(outcome)

@@ -53,7 +53,9 @@ def why_not_again(options: LaunchOptions, failures: Sequence[Failure]) -> str:
 
 
 def same(one: Failure, other: Failure) -> bool:
-    return (one.step, one.error) == (other.step, other.error)
+    """One that was killed from outside before its first step says nothing about the program either."""
+    killed = "SIGKILL" in one.error and one.step is None
+    return (one.step, one.error) == (other.step, other.error) and not killed
 
 
 def delay(options: LaunchOptions, failures: Sequence[Failure]) -> float:
@@ -210,13 +212,4 @@ def again(
         options = without(asked.inventory, options, away)
         gone = ", ".join(f"{host} ({why})" for host, why in away.items())
         screen.note(f"going on with {options.world} of {options.full_world} ranks, without {gone}")
-    return launch(
-        asked.inventory,
-        options,
-        pool,
-        asked.snapshot,
-        screen,
-        interrupts,
-        preflight=options.preflight,
-        automatic=True,
-    )
+    return launch(replace(asked, options=options), pool, screen, interrupts, automatic=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher import history
 from launcher.agent import ANSWER_S, Agent, Conversation, agents_for
-from launcher.ask import chosen_hosts
+from launcher.ask import Asked, chosen_hosts
 from launcher.errors import HostError, RingctlError
 from launcher.fanout import fan_out, succeeded
 from launcher.history import new_run_id
@@ -138,22 +138,22 @@ class PortTaken(RingctlError):
 
 
 def launch(
-    inventory: Inventory,
-    options: LaunchOptions,
+    asked: Asked,
     pool: Pool,
-    snapshot: Snapshot | None,
     screen: Screen,
     interrupts: Interrupts,
     *,
-    preflight: bool = True,
+    begin: Callable[[str], None] = lambda _: None,
     automatic: bool = False,
 ) -> tuple[Plan, dict[str, Agent]]:
     """Check, plan, push and start; with another master port where ours was taken meanwhile. Ctrl-C before
-    the start ends it at once; from the start on, `interrupts` counts it."""
+    the start ends it at once; from the start on, `interrupts` counts it. `begin` is called just before the
+    start, with the run's id, and once more should that have to change."""
+    inventory, options, snapshot = asked.inventory, asked.options, asked.snapshot
     fixed = options.master_port or inventory.master_port
     for attempt in range(PORT_TRIES):
         hosts = chosen_hosts(inventory, None, ",".join(options.left_out) or None)
-        ready = prepare(hosts, options, pool, snapshot, preflight=preflight and attempt == 0)
+        ready = prepare(hosts, options, pool, snapshot, preflight=options.preflight and attempt == 0)
         plan, agents = ready.plan, ready.agents
         if attempt == 0:
             screen.plan(plan)
@@ -167,6 +167,7 @@ def launch(
                 succeeded(push(snapshot, remote, screen.note, ready.lacking))
             interrupts.hold()
             history.remember(plan, inventory, options)
+            begin(plan.run)
             start(plan, agents, ready.open, automatic=automatic)
         except PortTaken:
             interrupts.release()

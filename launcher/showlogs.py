@@ -32,24 +32,31 @@ class Look:
     tail: int | None
 
 
-Latest = Callable[[], tuple[Found, Mapping[str, Agent]]]
+Latest = Callable[[], tuple[Found, Mapping[str, Agent]]]  # the agents of all hosts it ever was on
 
 
 def follow_attempts(latest: Latest, wanted: Filter, look: Look) -> int:
-    """Print the run's events until its end, through all attempts that it starts by itself."""
+    """Print the run's events until its end, through all attempts that it starts by itself; also through those
+    that were over before anybody looked."""
+    shown = 0
     while True:
         found, agents = latest()
-        outcome, code = show_attempt(found, agents, wanted, look, live=True)
+        newest = found.state.attempt if found.state else 0
+        for missed in range(shown + 1, newest) if shown else ():
+            with contextlib.suppress(RingctlError):  # a number that no host knows: it did not start
+                show_attempt(found, agents, wanted, look, live=False, attempt=missed)
+        its = {host.name: agents[host.name] for host in found.hosts}
+        everywhere = len(found.states) == len(its) == [s["attempt"] for s in found.states].count(newest)
+        attempt = newest if shown or everywhere else 0  # while it starts, whatever a host has
+        outcome, code = show_attempt(found, its, wanted, look, live=True, attempt=attempt)
         if outcome is None:
             return code
         outcome.note()
-        if outcome.state.state in ("succeeded", "stopped") or not begins_again(
-            found.run, outcome.state.attempt
-        ):
+        shown = outcome.state.attempt
+        if outcome.state.state in ("succeeded", "stopped") or not begins_again(found.run, shown):
             finish(outcome, look)
             return code
-        words = f"attempt {outcome.state.attempt} {outcome.state.state}; attempt {outcome.state.attempt + 1}:"
-        print(words, file=sys.stderr)
+        print(f"attempt {shown} {outcome.state.state}; attempt {shown + 1}:", file=sys.stderr)
         look = replace(look, tail=None)
 
 
@@ -94,19 +101,20 @@ def show_attempt(
     gc.disable()  # events hold no cycles; looking for some in a million of them costs a quarter of the time
     write, tails = writer(look), Tails()
     state = fold.before(found.state) if found.state else None
-    if state is not None and attempt:
+    former = bool(attempt) and (state is None or state.attempt != attempt)
+    if state is not None and former:
         state = replace(state, attempt=attempt, ranks={}, world=0)  # it may have had others
     kept: deque[Event] | None = None if look.tail is None else deque(maxlen=look.tail)
     away: Mapping[str, str] = {}
     gone: Mapping[str, str] = {}
     unheard: Mapping[str, str] = {}
-    for update in follow(agents, found.run, live=live, attempt=attempt, some=bool(attempt)):
+    for update in follow(agents, found.run, live=live, attempt=attempt, some=former):
         for words in (*presence(away, update.away), *newly_lost(gone, update.lost)):
             print(words, file=sys.stderr)
         away, gone, unheard = update.away, update.lost, update.unheard
         for event in update.events:
             if event.kind != "line" and state is not None:
-                state = fold.fold(fold.with_rank(state, event) if attempt else state, event)
+                state = fold.fold(fold.with_rank(state, event) if former else state, event)
             tails.add(event)
         events = wanted.apply(update.events)
         if kept is not None:

@@ -101,20 +101,63 @@ class Book:
         ]
         failures = (*before, failure) if failure else tuple(before)
         self._watch = replace(self._watch, doing=doing, failures=failures)
-        write(self._watch)
+        with contextlib.suppress(RingctlError):  # a full disk: who would go on after us knows less
+            write(self._watch)
 
 
 @contextlib.contextmanager
-def watched(run: str, *, here: bool) -> Iterator[Book]:
-    """Watch the run: nobody else does meanwhile. When this ends well nobody need watch it any more."""
-    with _lock(run) as got:
-        if not got:
-            raise RingctlError(f"run {run} is watched by process {getattr(read(run), 'pid', '?')} already")
-        before = read(run) or begin(run)
-        book = Book(replace(before, pid=os.getpid(), here=here))
-        book.note()
-        yield book
+def watched(run: str) -> Iterator[Book]:
+    """Watch the run in a process apart: nobody else does meanwhile. When this ends well nobody need watch it
+    any more."""
+    with alone(run):
+        yield take(run, here=False)
         forget(run)
+
+
+def take(run: str, *, here: bool) -> Book:
+    """The book of a run whose lock is ours, from now on in our name."""
+    watch = replace(read(run) or begin(run), pid=os.getpid(), here=here, doing="")
+    write(watch)
+    return Book(watch)
+
+
+class Keeper:
+    """Holds the lock of a run that is started here and, if it `watches`, has somebody go on with it should we
+    be killed: from before it is anywhere until it is over, or until somebody else watches it."""
+
+    def __init__(self, *, watches: bool, run: str = "") -> None:
+        self.watches, self.run = watches, run
+        self.book: Book | None = None
+        self._held = contextlib.ExitStack()
+
+    def __enter__(self) -> Keeper:
+        if self.run:
+            self._held.enter_context(alone(self.run))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+    def begin(self, run: str) -> None:
+        """It is about to be started, or another than the one that was."""
+        if not self.watches:
+            return
+        if run != self.run:
+            self.give_back()
+            self._held.enter_context(alone(run))
+        self.run, self.book = run, take(run, here=True)
+
+    def hand_over(self) -> int:
+        """Have a process apart watch it; its pid, 0 if nobody need."""
+        self._held.close()
+        return spawn(self.run) if self.watches else 0
+
+    def give_back(self) -> None:
+        """It was not started, or is over."""
+        if self.book:
+            forget(self.run)
+        self.book = None
+        self._held.close()
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,9 +68,8 @@ def watched(
     settings = {"name": "", "master_port": None, "prefork": True, "variables": {}, **options}
     try:
         asked = ask.run(ask.Where(), tuple(command), local=local, world=world, **settings)
-        plan, agents = run.launch(
-            asked.inventory, asked.options, pool, asked.snapshot, screen, interrupts, preflight=False
-        )
+        asked = replace(asked, options=replace(asked.options, preflight=False))
+        plan, agents = run.launch(asked, pool, screen, interrupts)
         return watch.watch(fold.initial(plan), agents, screen, interrupts), screen
     finally:
         interrupts.release()

@@ -514,7 +514,7 @@ def test_a_watched_run_is_watched_until_its_end_or_to_be_picked_up(folder: Path,
     failure = watching.Failure(1, 3, "boom", "rank 0 failed")
 
     def act() -> None:
-        with watching.watched(RUN, here=True) as book:
+        with watching.watched(RUN) as book:
             book.note(failure=failure)
             watching.give_up(RUN)
 

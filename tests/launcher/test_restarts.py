@@ -281,12 +281,19 @@ def test_stop_ends_a_watched_run_for_good() -> None:
 
 
 def train(*options: str) -> list[str]:
-    words = ["--steps", "30", "--batch-size", "8", "--seed", "5", "--checkpoint-every", "5", "--threads", "1"]
+    words = [
+        "--steps",
+        "100",
+        "--batch-size",
+        "48",
+        "--seed",
+        "5",
+        "--checkpoint-every",
+        "25",
+        "--threads",
+        "1",
+    ]
     return [*options, "--", *words]
-
-
-def pid_of(run: str, rank: int) -> int:
-    return int(wait_for(lambda: state(run)["ranks"][rank]["pid"], f"the pid of rank {rank}"))
 
 
 def test_a_training_whose_rank_is_killed_goes_on_and_ends_with_the_same_bits() -> None:
@@ -294,11 +301,13 @@ def test_a_training_whose_rank_is_killed_goes_on_and_ends_with_the_same_bits() -
     options = ["--local", "--world", "2", "--json", "--max-restarts", "1", *SOON]
     process = start("launch", *options, *train())
     assert process.stdout is not None
-    killed, last = False, {}
+    killed, last, pids = False, {}, {}
     for line in process.stdout:
         last = json.loads(line)
-        if not killed and last["kind"] == "metric" and last.get("step", 0) >= 12:
-            os.kill(pid_of(last["run"], 1), signal.SIGKILL)
+        if last["kind"] == "rank_started":
+            pids[last["rank"]] = last["pid"]
+        if not killed and last["kind"] == "metric" and last.get("step", 0) >= 30:
+            os.kill(pids[1], signal.SIGKILL)
             killed = True
     process.communicate(timeout=60)
     assert killed

@@ -147,7 +147,7 @@ def test_on_a_host_a_secret_is_on_no_command_line_and_in_no_file_that_others_may
                 assert path.stat().st_mode & 0o777 == 0o600, path
                 assert path.name != "secret.env", "it is not code, wherever it is"
     ringctl("stop", run)
-    assert ran == 2
+    assert ran >= 2, "each rank, and what it forks"
 
 
 # --- Names, addresses, folders -------------------------------------------------------------------

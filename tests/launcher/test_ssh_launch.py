@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from launcher import render, run, runs
-from launcher.agent import Conversation
+from launcher.agent import Agent, Conversation
+from launcher.ask import Asked
 from launcher.errors import HostError, RingctlError
 from launcher.inventory import load
-from launcher.model import Facts, Host
+from launcher.model import Facts, Host, Plan
 from launcher.plan import LaunchOptions
 from launcher.preflight import survey
 from launcher.transport import Pool
@@ -202,6 +203,12 @@ def test_a_host_that_is_away_keeps_all_others_from_starting(cluster: Cluster) ->
     assert not any(cluster.path(host, f"{OURS}/runs").exists() for host in cluster.names)
 
 
+def launch_here(options: LaunchOptions, pool: Pool) -> tuple[Plan, dict[str, Agent]]:
+    """In this process, on the hosts of the inventory, with nothing to push."""
+    asked = Asked(load(Path(os.environ["RINGCTL_HOSTS"])), options, None)
+    return run.launch(asked, pool, render.JsonScreen(), Interrupts())
+
+
 def test_a_host_that_is_lost_while_it_starts_is_not_said_to_be_clean(
     cluster: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,9 +224,7 @@ def test_a_host_that_is_lost_while_it_starts_is_not_said_to_be_clean(
     inventory(cluster, only=("server2", "server3"))
     options = LaunchOptions(run=run.new_run_id(), name="", command=("sleep", "1000"), trainer="")
     with pytest.raises(HostError) as lost:
-        run.launch(
-            load(Path(os.environ["RINGCTL_HOSTS"])), options, pool, None, render.JsonScreen(), Interrupts()
-        )
+        launch_here(options, pool)
     pool.close()
     assert lost.value.message.endswith("server3 could not be asked to stop what may have started")
     assert f"ringctl stop {options.run}" in lost.value.fix
@@ -315,9 +320,7 @@ def test_a_port_that_is_taken_in_between_is_replaced(
     monkeypatch.setattr(survey, "facts_from", facts_then_a_thief)
     pool = Pool(no_input=True)
     options = LaunchOptions(run=run.new_run_id(), name="", command=("sleep", "1000"), trainer="")
-    plan, found = run.launch(
-        load(Path(os.environ["RINGCTL_HOSTS"])), options, pool, None, render.JsonScreen(), Interrupts()
-    )
+    plan, found = launch_here(options, pool)
     try:
         assert plan.master_port != taken
         assert asked.count("server1") == 2
