@@ -18,7 +18,7 @@ from tests.launcher.hosts import OURS, Hosts
 from tests.launcher.ringctl import RINGCTL, is_alive, ringctl, wait_for
 
 LEASE_S = 3
-TRAIN = ["--steps", "40", "--batch-size", "8", "--seed", "3", "--threads", "1", "--checkpoint-every", "5"]
+TRAIN = ["--steps", "60", "--batch-size", "32", "--seed", "3", "--threads", "1", "--checkpoint-every", "5"]
 TRAINING = ["--", *TRAIN, "--timeout", "8", "--model", "bn-cnn"]
 AGAIN = ["--max-restarts", "6", "--restart-delay", "0.2"]
 # Prints numbered lines, tells them as its steps, and goes on after the last one that it has noted.
