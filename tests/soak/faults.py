@@ -208,7 +208,7 @@ def two_launches_at_once(scene: Scene) -> Expected:
     for one in both:
         one.finish()
     ids = sorted(set(scene.runs()) - before)
-    assert len(ids) == 2, ids
+    assert len(ids) == 2, [one.err.read_text() for one in both]
     for one in both:
         one.id = str(one.seen()[-1]["run"])
     return Expected(tuple(ids), shown=tuple(both))
