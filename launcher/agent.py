@@ -54,9 +54,11 @@ class Agent:
         with understood(self.host.name):
             return {**answer, "runs": states_of(self.host.name, answer["runs"])}
 
-    def stop(self, run: str, grace: float, reason: str = "stopped", attempt: int = 1) -> dict[str, Any]:
-        """This attempt and those before it, or the newest that the host knows of."""
-        request = {"run": run, "grace": grace, "reason": reason, "attempt": attempt}
+    def stop(
+        self, run: str, grace: float, reason: str = "stopped", attempt: int = 1, *, exact: bool = False
+    ) -> dict[str, Any]:
+        """This attempt and those before it; unless it is `exact`, also a later one that the host knows of."""
+        request = {"run": run, "grace": grace, "reason": reason, "attempt": attempt, "exact": exact}
         answer = self.ask("hostd.py", ["stop"], request, timeout=ANSWER_S + grace)
         with understood(self.host.name):
             check_stopped(answer)

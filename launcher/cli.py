@@ -230,6 +230,7 @@ def launch_and_watch(
     asked = replace(asked, options=replace(asked.options, preflight=preflight))
     try:
         with watching.Keeper(watches=asked.options.max_restarts > 0, run=again) as keeper:
+            refuse_late(asked, again)
             try:
                 plan, agents = run.launch(asked, pool(), screen, interrupts, begin=keeper.begin)
             except RingctlError:
@@ -249,6 +250,15 @@ def launch_and_watch(
         interrupts.release()
     screen.finish(outcome)
     return 130 if interrupts.count else fold.exit_code(outcome.state)
+
+
+def refuse_late(asked: Asked, again: str) -> None:
+    """Somebody may have started the run since it was looked at; from here on nobody else does."""
+    from launcher import history
+
+    record = history.read(history.path_of(again)) if again else None
+    if record is not None and record.plan.attempt >= asked.options.attempt:
+        raise RingctlError(f"run {again} was started again by somebody else at this moment")
 
 
 def show_plan(plan: Plan, as_json: bool, commands: bool, verbose: bool) -> None:

@@ -139,6 +139,8 @@ def asked_again(run: str, world: int | None, grow: bool, i_know: bool = False) -
     record = history.read(history.path_of(found.run))
     if record is None:
         raise InputError(f"run {found.run} was not started from here, so its options are not known here")
+    if record.plan.attempt != found.attempt:
+        raise RingctlError(f"run {found.run} was started again by somebody else at this moment")
     before = record.options
     snapshot = push.of_command(before.command, ask.TRAINER, before.env_file) if before.code else None
     if snapshot and snapshot.digest != record.options.code:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from launcher.plan import LaunchOptions
 from launcher.wholefile import replace_whole
 
 T = TypeVar("T")
+TURN_S = 5.0  # nobody needs the records for longer, unless it was stopped in the middle
 
 
 @dataclass(frozen=True)
@@ -47,18 +49,42 @@ def remember(plan: Plan, inventory: Inventory, options: LaunchOptions) -> None:
     """Written before anything is started, so that even a killed launch can be found and stopped."""
     names = {host.host for host in plan.hosts}
     hosts = tuple(host for host in inventory.hosts if host.name in names)
-    before = read(path_of(plan.run))
-    earlier = (*before.hosts, *before.former) if before else ()
-    former = tuple(host for host in earlier if host.name not in names)
-    write(Record(plan, hosts, time.time(), inventory, options, former=former))
+    make_folder(path_of(plan.run).parent)
+    with _turn():
+        before = read(path_of(plan.run))
+        earlier = (*before.hosts, *before.former) if before else ()
+        former = tuple(host for host in earlier if host.name not in names)
+        write(Record(plan, hosts, time.time(), inventory, options, former=former))
 
 
 def close(end: RunState, cause: Mapping[str, Any] | None = None) -> None:
     """The run is over, and this is how it ended; a cause that was found before stays."""
-    record = read(path_of(end.run))
-    if record is not None and record.plan.attempt == end.attempt:
-        with contextlib.suppress(RingctlError):  # then the hosts are asked again the next time
-            write(replace(record, end=end, cause=cause or record.cause))
+    with _turn():
+        record = read(path_of(end.run))
+        if record is not None and record.plan.attempt == end.attempt:
+            with contextlib.suppress(RingctlError):  # then the hosts are asked again the next time
+                write(replace(record, end=end, cause=cause or record.cause))
+
+
+@contextlib.contextmanager
+def _turn() -> Iterator[None]:
+    """One after the other: who notes how an attempt ended must not undo that the next one has begun."""
+    try:
+        folder = os.open(home() / "history", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # there are no records
+        yield
+        return
+    try:
+        deadline = time.monotonic() + TURN_S
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.01)
+        yield
+    finally:
+        os.close(folder)
 
 
 def forget(run: str) -> None:

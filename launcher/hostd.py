@@ -1808,6 +1808,9 @@ def command_stop(request: dict[str, Any]) -> dict[str, Any]:
     before = state_or_word(run, attempt, grace, reason)
     if before is None:
         return {"known": False, "ended": [], "left": kill_all(lambda: carriers(run), 5.0)}
+    if request.get("exact") and int(before["attempt"]) > attempt:
+        # Late: what runs here now is not what was to be ended.
+        return {"known": True, "was": before["state"], "state": before["state"], "ended": [], "left": []}
     try:
         leave_word(folder, max(attempt, int(before["attempt"])), grace, reason)
     except OSError:
@@ -1851,14 +1854,24 @@ def leave_word(folder: str, attempt: int, grace: float, reason: str) -> None:
     lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        before = stop_word(folder, attempt)
-        if before:
+        before = read_json(path)
+        if before and int(before.get("attempt", attempt)) >= attempt:
             attempt, grace = int(before.get("attempt", attempt)), min(grace, float(before["grace"]))
-            reason = "stopped" if before["reason"] == "stopped" else reason
+        elif before and started_after(folder, int(before.get("attempt", attempt))):
+            before = None  # that was about an attempt which somebody has wanted another one after
+        if before and before["reason"] == "stopped":
+            reason = "stopped"
         word = {"attempt": attempt, "grace": grace, "reason": reason, "time": time.time()}
         replace_file(path, json.dumps(word).encode())
     finally:
         os.close(lock)
+
+
+def started_after(folder: str, attempt: int) -> bool:
+    """Whether a later attempt than this one has been started here. Numbers that a start has used up
+    elsewhere do not count: what somebody has stopped stays stopped."""
+    state = read_json(os.path.join(folder, "state.json"))
+    return state is not None and int(state["attempt"]) > attempt
 
 
 def stop_word(folder: str, attempt: int) -> dict[str, Any] | None:

@@ -181,7 +181,10 @@ def checkpoint(number: int, listings: Mapping[str, Listing], all_heard: bool) ->
     parts = tuple(sorted(parts_in(there), key=lambda part: (part.rank, part.host)))
     models = copies(manifests, there)
     missing = set(range(world or 0)) - {part.rank for part, _ in manifests}
-    on_heard = {rank for found in listings.values() for rank in found.ranks} | {part.rank for part in parts}
+    on_heard = {part.rank for part in parts}
+    if world == max((rank for found in listings.values() for rank in found.ranks), default=-1) + 1:
+        # With another number of ranks, those that a host has now are not those that wrote this.
+        on_heard |= {rank for found in listings.values() for rank in found.ranks}
     return Checkpoint(
         step=number,
         epoch=first.epoch if first else None,

@@ -19,6 +19,7 @@ from launcher.watch import GRACE_S, Interrupts, Outcome, Screen, watch
 from launcher.watching import Book, Failure
 
 LONGEST_DELAY_S = 60.0
+STAYS_S = 5.0  # a host that refuses us for less, while its sshd is restarted, is not gone
 AGAIN = "it is started again"  # why what is left of the attempt before is ended
 PASSING = re.compile(
     r"0x[0-9a-f]+|(?<=:)\d{4,5}\b|\b[\d.]+ ?m?s\b"
@@ -200,8 +201,19 @@ def again(
     run = asked.options.run
     record = history.read(history.path_of(run))
     hosts = (*record.hosts, *record.former) if record else ()
-    ended = runs.stop(agents_for(hosts, pool), run, GRACE_S, AGAIN, attempt=attempt)
+    agents = agents_for(hosts, pool)
     needed = {host.name for host in record.hosts} if record else set()
+    deadline = time.monotonic() + STAYS_S
+    ended = runs.stop(agents, run, GRACE_S, AGAIN, attempt=attempt, exact=True)
+    while asked.options.min_world is not None and time.monotonic() < deadline:
+        lacking = {name for name in needed if isinstance(ended.get(name), HostError)}
+        if not lacking:
+            break
+        time.sleep(0.5)
+        for name in lacking:
+            agents[name].transport.close()
+        few = {name: agents[name] for name in lacking}
+        ended |= runs.stop(few, run, GRACE_S, AGAIN, attempt=attempt, exact=True)
     away = {
         name: answer.words
         for name, answer in ended.items()
@@ -209,6 +221,10 @@ def again(
     }
     options = replace(ask.again(record.options if record else asked.options), attempt=attempt + 1)
     if away and options.min_world is not None:
+        ours = {host.name for host in hosts}
+        strangers = {host.name for host in asked.inventory.hosts} - ours if asked.snapshot is None else set()
+        # They do not have the run's code, and nobody here could push it.
+        options = replace(options, left_out=options.left_out | strangers)
         options = without(asked.inventory, options, away)
         gone = ", ".join(f"{host} ({why})" for host, why in away.items())
         screen.note(f"going on with {options.world} of {options.full_world} ranks, without {gone}")

@@ -108,7 +108,7 @@ def start(
         # What a host has of somebody else's start is not ours to end.
         its = {name: agents[name] for name in requests if not is_anothers(results[name])}
         reason = "stopped" if stopped else NOT_EVERYWHERE
-        ended = stop(its, plan.run, grace=0.0, reason=reason, attempt=plan.attempt)
+        ended = stop(its, plan.run, grace=0.0, reason=reason, attempt=plan.attempt, exact=True)
         unsure = [name for name, answer in ended.items() if isinstance(answer, RingctlError)]
         if stopped:
             raise StoppedEarly(stopped[0])

@@ -160,12 +160,18 @@ def find_run(reference: str | None, runs: Sequence[Found]) -> Found:
 
 
 def stop(
-    agents: Mapping[str, Agent], run: str, grace: float, reason: str = "stopped", *, attempt: int = 1
+    agents: Mapping[str, Agent],
+    run: str,
+    grace: float,
+    reason: str = "stopped",
+    *,
+    attempt: int = 1,
+    exact: bool = False,
 ) -> dict[str, dict[str, Any] | RingctlError]:
     """End the run on every host: what each one ended, or why it could not be asked. Up to `attempt`, and
-    whatever later one a host knows of."""
+    whatever later one a host knows of, unless it is `exact`: what ringctl ends by itself may arrive late."""
 
     def work(name: str) -> dict[str, Any]:
-        return agents[name].stop(run, grace, reason, attempt)
+        return agents[name].stop(run, grace, reason, attempt, exact=exact)
 
     return fan_out(agents, work)

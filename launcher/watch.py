@@ -217,7 +217,8 @@ class Stop(threading.Thread):
                 pool.close()
 
     def _ask(self, agents: Mapping[str, Agent]) -> None:
-        results = stop(agents, self.run_id, self.grace, self.reason, attempt=self.attempt)
+        exact = self.reason != STOPPED
+        results = stop(agents, self.run_id, self.grace, self.reason, attempt=self.attempt, exact=exact)
         failed = {name: answer for name, answer in results.items() if isinstance(answer, RingctlError)}
         self._news += [f"{failed[name]}; trying again" for name in failed.keys() - self.failed.keys()]
         self.failed = failed

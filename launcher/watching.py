@@ -165,7 +165,14 @@ def _lock(run: str) -> Iterator[bool]:
     """Whether the run's lock could be had; then it is ours meanwhile. The file stays: were it removed, two
     could hold locks of two files of the same name."""
     history.make_folder(folder())
-    descriptor = os.open(folder() / f"{run}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    path = folder() / f"{run}.lock"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:  # a disk that has become read-only: one that is there can be held all the same
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            raise RingctlError(f"{path}: cannot be made: {error.strerror}") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -251,7 +258,8 @@ def give_up(run: str) -> int:
 def forget(run: str) -> None:
     """Nobody need watch it any more."""
     for path in (mark_of(run), file_of(run)):
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a read-only disk: whoever watches it next sees that it is over
+            path.unlink(missing_ok=True)
 
 
 def wait_for_end(run: str, watcher: int) -> bool:

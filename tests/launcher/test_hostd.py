@@ -438,3 +438,24 @@ def test_it_is_one_file_in_the_python_that_old_servers_have() -> None:
         )
     }
     assert imported <= set(sys.stdlib_module_names)
+
+
+def test_what_somebody_has_stopped_stays_stopped_when_a_later_number_was_used_up_elsewhere() -> None:
+    """An attempt that did not start on this host has a number all the same; the stop was about the run."""
+    run = detach(["sh", "-c", "exit 3"], world=1)
+    wait_until_final(run)
+    ringctl("stop", run)
+    again: dict[str, object] = {"run": run, "grace": 0.0, "reason": "it is started again", "exact": True}
+    ask_hostd("stop", {**again, "attempt": 2})
+    plan = json.loads((run_folder(run) / "plan.json").read_text())
+    refused = ask_hostd("start", {**plan, "attempt": 3, "automatic": True})
+    assert b"it was stopped while it was starting" in refused
+
+
+def test_a_stop_of_ringctls_own_that_arrives_late_does_not_end_a_later_attempt() -> None:
+    run = detach(["sleep", "600"], world=1)
+    ringctl("restart", run, "--detach")
+    late: dict[str, object] = {"run": run, "grace": 0.0, "reason": "it is started again", "attempt": 1}
+    ask_hostd("stop", {**late, "exact": True})
+    assert (state(run)["attempt"], state(run)["state"]) == (2, "running")
+    assert b'"ended": [0]' in ask_hostd("stop", {**late, "reason": "stopped"})

@@ -313,3 +313,50 @@ def test_a_training_whose_rank_is_killed_goes_on_and_ends_with_the_same_bits() -
     assert killed
     assert (last["state"], last["attempt"]) == ("succeeded", 2)
     assert last["parameters_sha256"] == undisturbed[-1]["parameters_sha256"]
+
+
+def test_a_run_can_be_stopped_when_the_disk_here_has_become_read_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = os.open
+
+    def read_only(path: Any, flags: int, *rest: Any, **named: Any) -> int:
+        if str(path).endswith(".lock") and flags & (os.O_RDWR | os.O_WRONLY | os.O_CREAT):
+            raise OSError(30, "Read-only file system")
+        return real(path, flags, *rest, **named)
+
+    with watching.alone("r"):
+        monkeypatch.setattr(os, "open", read_only)
+        assert watching.is_watched("r")
+    assert not watching.is_watched("r")
+
+
+def test_how_an_attempt_ended_does_not_undo_that_the_next_one_has_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two write one record: who notes the end waits, or is waited for."""
+    import threading
+    import time
+
+    from launcher import fold
+
+    done = ringctl("launch", "--local", "--world", "1", "--json", "--", "true")
+    run = json.loads(done.stdout.splitlines()[-1])["run"]
+    record = history.read(history.path_of(run))
+    assert record is not None
+    real = history.write
+
+    def slow(new: history.Record) -> None:
+        if new.end is not None:
+            time.sleep(0.5)
+        real(new)
+
+    monkeypatch.setattr(history, "write", slow)
+    closing = threading.Thread(target=history.close, args=(fold.initial(record.plan),))
+    closing.start()
+    time.sleep(0.1)
+    history.remember(replace(record.plan, attempt=2), record.inventory, record.options)
+    closing.join()
+    now = history.read(history.path_of(run))
+    assert now is not None
+    assert now.plan.attempt == 2
