@@ -36,7 +36,7 @@ def stop(run: str | None, grace: float, as_json: bool, **where: str | None) -> i
     if grace != grace:
         raise InputError("--grace nan: write a number of seconds")
     found = named_run(run, where)
-    results = end_everywhere(found, grace)
+    results, watched = end_everywhere(found, grace)
     errors = [result for result in results.values() if isinstance(result, RingctlError)]
     answers = {host: answer for host, answer in results.items() if isinstance(answer, dict)}
     if not errors:
@@ -56,23 +56,25 @@ def stop(run: str | None, grace: float, as_json: bool, **where: str | None) -> i
         click.echo(f"error: {words}", err=True)
         return HostError.exit_code
     left = any(answer["left"] for answer in answers.values())
-    return HostError.exit_code if errors else 1 if left else 0
+    return HostError.exit_code if errors else 1 if left or watched else 0
 
 
-def end_everywhere(found: Found, grace: float) -> dict[str, dict[str, Any] | RingctlError]:
-    """Whoever watches it does not start it again. Hosts that only an earlier attempt was on are told as well
-    if they can be: else what they may still have ends by itself, for want of its lease."""
+def end_everywhere(found: Found, grace: float) -> tuple[dict[str, dict[str, Any] | RingctlError], bool]:
+    """What came of it on each host, and whether somebody still watches the run; it is not started again.
+    Hosts that only an earlier attempt was on are told as well if they can be: else what they may still have
+    ends by itself, for want of its lease."""
     from launcher import runs, watching
     from launcher.agent import agents_for
 
     watcher = watching.give_up(found.run)
     now = agents_for(found.hosts, pool())
     results = runs.stop({**agents_for(found.former, pool()), **now}, found.run, grace, attempt=found.attempt)
-    if not watching.wait_for_end(found.run, watcher):
+    watched = not watching.wait_for_end(found.run, watcher)
+    if watched:
         click.echo(
             f"error: run {found.run} is still {watching.sentence(found.run)}; end that process", err=True
         )
-    return {host: answer for host, answer in results.items() if host in now}
+    return {host: answer for host, answer in results.items() if host in now}, watched
 
 
 def stopped_line(host: str, answer: dict[str, Any]) -> str:
@@ -121,7 +123,7 @@ def end_before(found: Found, asked: Asked) -> None:
 
     hosts = chosen_hosts(asked.inventory, None, ",".join(asked.options.left_out) or None)
     needed = {host.name for host, _ in place(hosts, asked.options.world)}
-    for host, answer in end_everywhere(found, grace=5.0).items():
+    for host, answer in end_everywhere(found, grace=5.0)[0].items():
         if not isinstance(answer, RingctlError):
             continue
         if host in needed:
@@ -162,14 +164,14 @@ def watcher(run: str) -> int:
     """Watch a detached run to its end and start it again if it fails."""
     from launcher import agent, ask, fold, history, redact, render, restarts, watch, watching
 
-    record = history.read(history.path_of(run))
-    if record is None:
-        watching.forget(run)
-        raise InputError(f"there is no run {run} here")
-    asked = ask.Asked(record.inventory, ask.again(record.options), None)  # the hosts have the run's code
-    pool().hidden = redact.to_look_for(asked.options.secrets)
     screen = render.NoteScreen()
     with watching.watched(run) as book:
+        record = history.read(history.path_of(run))
+        if record is None:
+            watching.forget(run)
+            raise InputError(f"there is no run {run} here")
+        asked = ask.Asked(record.inventory, ask.again(record.options), None)  # the hosts have the run's code
+        pool().hidden = redact.to_look_for(asked.options.secrets)
         agents = agent.agents_for(record.hosts, pool())
         outcome = restarts.see_through(asked, record.plan, agents, screen, watch.Interrupts(), pool(), book)
     screen.finish(outcome)

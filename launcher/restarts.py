@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from launcher import ask, fold, history, runs
 from launcher.agent import Agent, agents_for
 from launcher.ask import Asked
 from launcher.errors import HostError, RingctlError
+from launcher.leftovers import Leftovers, end_before
 from launcher.model import Host, Inventory, Plan
 from launcher.plan import LaunchOptions, place
 from launcher.run import StoppedEarly, launch
@@ -19,8 +20,7 @@ from launcher.watch import GRACE_S, Interrupts, Outcome, Screen, watch
 from launcher.watching import Book, Failure
 
 LONGEST_DELAY_S = 60.0
-STAYS_S = 5.0  # a host that refuses us for less, while its sshd is restarted, is not gone
-AGAIN = "it is started again"  # why what is left of the attempt before is ended
+STAYS_S = 5.0  # a host that cannot be asked for less, while its sshd is restarted, is not gone
 PASSING = re.compile(
     r"0x[0-9a-f]+|(?<=:)\d{4,5}\b|\b[\d.]+ ?m?s\b"
 )  # addresses, ports and times are never the same
@@ -38,19 +38,23 @@ def failure_of(outcome: Outcome) -> Failure:
     return Failure(state.attempt, step, PASSING.sub("#", text) if who else "", text)
 
 
-def not_started(attempt: int, error: RingctlError) -> Failure:
-    return Failure(attempt, None, "", error.message)
+def not_started(attempt: int, error: RingctlError, *, counts: bool = True) -> Failure:
+    return Failure(attempt, None, "", error.message, counts)
 
 
 def why_not_again(options: LaunchOptions, failures: Sequence[Failure]) -> str:
     """ "" if the run may start once more."""
-    if len(failures) > options.max_restarts:
+    if counted(failures) > options.max_restarts:
         times = "once" if options.max_restarts == 1 else f"{options.max_restarts} times"
         return f"it was started again {times}, as often as --max-restarts allows"
     if len(failures) > 1 and failures[-1].error and same(failures[-1], failures[-2]):
         where = "" if failures[-1].step is None else f" at step {failures[-1].step}"
         return f"it failed{where} as the attempt before did; starting again would not help"
     return ""
+
+
+def counted(failures: Sequence[Failure]) -> int:
+    return sum(failure.counts for failure in failures)
 
 
 def same(one: Failure, other: Failure) -> bool:
@@ -115,22 +119,43 @@ def see_through(
     book: Book | None,
 ) -> Outcome:
     """Watch the run to its end, through as many attempts as it may have."""
-    while True:
-        outcome, failure = one_attempt(plan, agents, screen, interrupts, book)
-        over = outcome.state.state in ("succeeded", "stopped") or interrupts.count
-        if book is None or over or book.stopped:
-            return outcome
-        book.note(failure=failure)
-        begun = next_attempt(asked, plan, screen, interrupts, pool, book)
-        if begun is None:
-            return outcome
-        plan, agents = begun
+    leftovers = Leftovers(plan.run, pool)
+    took_over = book is not None and book.took_over
+    try:
+        while True:
+            leftovers.look_after(former_hosts(plan.run), agents, plan.attempt - 1)
+            outcome, failure = one_attempt(plan, agents, screen, interrupts, book, counts=not took_over)
+            over = outcome.state.state in ("succeeded", "stopped") or interrupts.count
+            if book is None or over or book.stopped:
+                return outcome
+            took_over = False
+            book.note(failure=failure)
+            begun = next_attempt(asked, plan, screen, interrupts, pool, book, outcome.away)
+            if begun is None:
+                return outcome
+            plan, agents = begun
+    finally:
+        if unasked := leftovers.close():
+            screen.note(unasked)
+
+
+def former_hosts(run: str) -> tuple[Host, ...]:
+    """Those that only earlier attempts were on."""
+    record = history.read(history.path_of(run))
+    return record.former if record else ()
 
 
 def one_attempt(
-    plan: Plan, agents: Mapping[str, Agent], screen: Screen, interrupts: Interrupts, book: Book | None
+    plan: Plan,
+    agents: Mapping[str, Agent],
+    screen: Screen,
+    interrupts: Interrupts,
+    book: Book | None,
+    *,
+    counts: bool = True,
 ) -> tuple[Outcome, Failure]:
-    """How this attempt ended. One that whoever watched before us was about to start may be on no host."""
+    """How this attempt ended. One that whoever watched before us was about to start may be on no host: then
+    it is none that `counts`."""
     state = fold.initial(plan)
     if book is None:
         outcome = watch(state, agents, screen, interrupts)
@@ -138,13 +163,19 @@ def one_attempt(
         try:
             outcome = watch(state, agents, screen, interrupts, again=True, given_up=lambda: book.stopped)
         except RingctlError as error:
-            return Outcome(fold.as_lost(state), None), not_started(plan.attempt, error)
+            return Outcome(fold.as_lost(state), None), not_started(plan.attempt, error, counts=counts)
     outcome.note()
     return outcome, failure_of(outcome)
 
 
 def next_attempt(
-    asked: Asked, plan: Plan, screen: Screen, interrupts: Interrupts, pool: Pool, book: Book
+    asked: Asked,
+    plan: Plan,
+    screen: Screen,
+    interrupts: Interrupts,
+    pool: Pool,
+    book: Book,
+    away: Iterable[str],
 ) -> tuple[Plan, Mapping[str, Agent]] | None:
     """The run, started again; None if it may not, cannot, or is not wanted any more."""
     attempt = plan.attempt
@@ -154,7 +185,7 @@ def next_attempt(
             screen.note(f"{book.failures[-1].cause}; {why_not}")
             return None
         seconds = delay(asked.options, book.failures)
-        left = asked.options.max_restarts - len(book.failures)
+        left = asked.options.max_restarts - counted(book.failures)
         what = f"attempt {attempt + 1} begins in {seconds:.0f} s"
         after = "the last one" if left == 0 else f"{left} more after it"
         screen.note(f"attempt {book.failures[-1].attempt} failed: {book.failures[-1].cause}; {what}, {after}")
@@ -163,7 +194,7 @@ def next_attempt(
             return None
         book.note(f"starting attempt {attempt + 1}")
         try:
-            begun = again(asked, attempt, pool, screen, interrupts)
+            begun = again(asked, attempt, pool, screen, interrupts, away)
         except StoppedEarly:
             screen.note("somebody has stopped the run meanwhile: it is not started again")
             return None
@@ -194,38 +225,34 @@ def current_attempt(run: str, attempt: int) -> int:
 
 
 def again(
-    asked: Asked, attempt: int, pool: Pool, screen: Screen, interrupts: Interrupts
+    asked: Asked,
+    attempt: int,
+    pool: Pool,
+    screen: Screen,
+    interrupts: Interrupts,
+    away: Iterable[str],
 ) -> tuple[Plan, Mapping[str, Agent]]:
     """End what is left of the attempts before, look whether all hosts are well, and start the next one: on
-    the same hosts, or, where that is allowed, without those that cannot be reached."""
+    the same hosts, or, where that is allowed, without those that cannot be reached; `away` are those that
+    were not heard in the end."""
     run = asked.options.run
     record = history.read(history.path_of(run))
     hosts = (*record.hosts, *record.former) if record else ()
-    agents = agents_for(hosts, pool)
     needed = {host.name for host in record.hosts} if record else set()
-    deadline = time.monotonic() + STAYS_S
-    ended = runs.stop(agents, run, GRACE_S, AGAIN, attempt=attempt, exact=True)
-    while asked.options.min_world is not None and time.monotonic() < deadline:
-        lacking = {name for name in needed if isinstance(ended.get(name), HostError)}
-        if not lacking:
-            break
-        time.sleep(0.5)
-        for name in lacking:
-            agents[name].transport.close()
-        few = {name: agents[name] for name in lacking}
-        ended |= runs.stop(few, run, GRACE_S, AGAIN, attempt=attempt, exact=True)
-    away = {
-        name: answer.words
-        for name, answer in ended.items()
-        if isinstance(answer, HostError) and name in needed
-    }
+    gone = away if asked.options.min_world is not None else ()
+    unasked = end_before(agents_for(hosts, pool), run, attempt, gone, STAYS_S)
+    lacking = {name: why for name, why in unasked.items() if name in needed}
     options = replace(ask.again(record.options if record else asked.options), attempt=attempt + 1)
-    if away and options.min_world is not None:
-        ours = {host.name for host in hosts}
-        strangers = {host.name for host in asked.inventory.hosts} - ours if asked.snapshot is None else set()
-        # They do not have the run's code, and nobody here could push it.
-        options = replace(options, left_out=options.left_out | strangers)
-        options = without(asked.inventory, options, away)
-        gone = ", ".join(f"{host} ({why})" for host, why in away.items())
-        screen.note(f"going on with {options.world} of {options.full_world} ranks, without {gone}")
+    if lacking and options.min_world is not None:
+        options = without(asked.inventory, with_code(asked, options, hosts), lacking)
+        names = ", ".join(f"{host} ({why})" for host, why in lacking.items())
+        screen.note(f"going on with {options.world} of {options.full_world} ranks, without {names}")
     return launch(replace(asked, options=options), pool, screen, interrupts, automatic=True)
+
+
+def with_code(asked: Asked, options: LaunchOptions, hosts: Sequence[Host]) -> LaunchOptions:
+    """Without hosts that the run never was on, if nobody here could push its code to them."""
+    if asked.snapshot is not None:
+        return options
+    strangers = {host.name for host in asked.inventory.hosts} - {host.name for host in hosts}
+    return replace(options, left_out=options.left_out | strangers)

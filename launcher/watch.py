@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from launcher import fold, history
@@ -65,6 +65,7 @@ class Outcome:
 
     state: RunState
     cause: Cause | None
+    away: Mapping[str, str] = field(default_factory=dict)  # hosts that were not heard in the end, and why
 
     def note(self) -> None:
         """Write it down, so that ps, status and explain say the same later, whoever can be asked then."""
@@ -119,7 +120,7 @@ def outcome(state: RunState, tails: Tails, away: Mapping[str, str] | None = None
     """How the run ended, and why; `away` are hosts that could not be heard in the end, or lost their part."""
     if state.state not in fold.ENDED:
         state = fold.as_lost(state)
-    return Outcome(state, first_failure(state, tails, away))
+    return Outcome(state, first_failure(state, tails, away), away or {})
 
 
 # --- Ending it -----------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from launcher import history
 from launcher.errors import RingctlError
 
 BEGIN_S = 20.0  # by then a watcher has said that it is there
+LOOK_S = 0.5  # nobody who only looks whether a run is watched takes longer
 END_S = 30.0  # and by then it has gone, once its run was stopped
 WATCHER = (
     "import sys; del sys.path[0]; from launcher.__main__ import main; main()"  # not what is in this folder
@@ -40,6 +41,7 @@ class Failure:
     step: int | None  # the last one that the rank which failed first had done
     error: str  # what is the same when it fails in the same way; "" for what says nothing about the program
     cause: str  # in a sentence
+    counts: bool = True  # as one of those that --max-restarts allows
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,9 @@ def begin(run: str) -> Watch:
 class Book:
     """The file of a run that we watch."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: Watch, *, took_over: bool = False) -> None:
         self._watch = watch
+        self.took_over = took_over  # from somebody who was killed, perhaps just before a start
 
     @property
     def failures(self) -> tuple[Failure, ...]:
@@ -116,9 +119,10 @@ def watched(run: str) -> Iterator[Book]:
 
 def take(run: str, *, here: bool) -> Book:
     """The book of a run whose lock is ours, from now on in our name."""
-    watch = replace(read(run) or begin(run), pid=os.getpid(), here=here, doing="")
+    before = read(run) or begin(run)
+    watch = replace(before, pid=os.getpid(), here=here, doing="")
     write(watch)
-    return Book(watch)
+    return Book(watch, took_over=bool(before.pid))
 
 
 class Keeper:
@@ -185,11 +189,16 @@ def _lock(run: str) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def alone(run: str) -> Iterator[None]:
-    """Nobody else starts this run meanwhile, or watches it."""
-    with _lock(run) as got:
-        if not got:
+    """Nobody else starts this run meanwhile, or watches it. Who only looks holds the lock for a moment."""
+    deadline = time.monotonic() + LOOK_S
+    while True:
+        with _lock(run) as got:
+            if got:
+                yield
+                return
+        if time.monotonic() > deadline:
             raise RingctlError(f"run {run} is being started, or watched, by somebody else at this moment")
-        yield
+        time.sleep(0.02)
 
 
 def is_watched(run: str) -> bool:
@@ -269,7 +278,9 @@ def wait_for_end(run: str, watcher: int) -> bool:
         if time.monotonic() > deadline:
             return not is_watched(run)
         time.sleep(0.05)
-    forget(run)
+    with _lock(run) as got:  # else somebody has begun to watch it anew
+        if got:
+            forget(run)
     return True
 
 

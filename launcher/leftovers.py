@@ -1,0 +1,111 @@
+"""Ends what earlier attempts of a run have left on hosts that could not be asked when it went on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from launcher.agent import Agent
+from launcher.errors import HostError, RingctlError
+from launcher.model import Host
+from launcher.transport import Pool
+from launcher.watch import GRACE_S, anew
+
+AGAIN = "it is started again"  # why what is left of the attempt before is ended
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
+STEP_S = 0.05
+
+
+class Ending(threading.Thread):
+    """Asks one host to end the attempts of a run up to this one: until it has answered, each time by a new
+    connection. Later attempts are left alone, however late it gets through."""
+
+    def __init__(self, agent: Agent, run: str, attempt: int) -> None:
+        super().__init__(daemon=True)
+        self.agent, self.run_id, self.attempt = agent, run, attempt
+        self.answer: dict[str, Any] | RingctlError | None = None
+        self.quit = threading.Event()
+
+    def run(self) -> None:
+        self._ask(self.agent)
+        pause = FIRST_PAUSE_S
+        while isinstance(self.answer, HostError) and not self.quit.wait(pause):
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+            pool = Pool(no_input=True)
+            try:
+                self._ask(anew(self.agent.host, pool))
+            finally:
+                pool.close()
+
+    def _ask(self, agent: Agent) -> None:
+        try:
+            self.answer = agent.stop(self.run_id, GRACE_S, AGAIN, self.attempt, exact=True)
+        except RingctlError as error:
+            self.answer = error
+
+    @property
+    def has_ended(self) -> bool:
+        return isinstance(self.answer, dict)
+
+
+def end_before(
+    agents: Mapping[str, Agent], run: str, attempt: int, away: Iterable[str], patience: float
+) -> dict[str, str]:
+    """End the attempts up to this one: {host: why it could not be asked}. Who was `away` has so many seconds
+    to come back; of the others the first answer counts."""
+    endings = {name: Ending(agent, run, attempt) for name, agent in agents.items()}
+    for ending in endings.values():
+        ending.start()
+    deadline = time.monotonic() + patience
+    suspects = set(away)
+
+    def waits_for(name: str, ending: Ending) -> bool:
+        late = time.monotonic() >= deadline
+        return not (ending.has_ended or late) if name in suspects else ending.answer is None
+
+    while any(waits_for(name, ending) for name, ending in endings.items()):
+        time.sleep(STEP_S)
+    for ending in endings.values():
+        ending.quit.set()
+    return {name: words(ending, patience) for name, ending in endings.items() if not ending.has_ended}
+
+
+def words(ending: Ending, patience: float) -> str:
+    if isinstance(ending.answer, HostError):
+        return ending.answer.words
+    return str(ending.answer) if ending.answer else f"no answer within {patience:.0f} s"
+
+
+class Leftovers:
+    """Hosts that a run is not on any more, and that are asked to end what they may still have of it for as
+    long as somebody watches the run."""
+
+    def __init__(self, run: str, pool: Pool) -> None:
+        self.run, self.pool = run, pool
+        self.endings: dict[str, Ending] = {}
+
+    def look_after(self, hosts: Iterable[Host], now: Iterable[str], attempt: int) -> None:
+        """These were on earlier attempts; those that are on it `now` have been told when it started."""
+        for name in now:
+            if name in self.endings:
+                self.endings.pop(name).quit.set()
+        for host in hosts:
+            if host.name not in self.endings:
+                agent = Agent(host, self.pool.transport(host))
+                self.endings[host.name] = Ending(agent, self.run, attempt)
+                self.endings[host.name].start()
+
+    def close(self) -> str:
+        """A sentence about those that never answered."""
+        for ending in self.endings.values():
+            ending.quit.set()
+        silent = sorted(name for name, ending in self.endings.items() if not ending.has_ended)
+        if not silent:
+            return ""
+        one = "it is" if len(silent) == 1 else "they are"
+        return (
+            f"{', '.join(silent)} may still have ranks of an earlier attempt, "
+            f"and could not be asked; when {one} back: ringctl stop {self.run}"
+        )
