@@ -366,7 +366,7 @@ def latest(found: Found) -> tuple[Found, Mapping[str, Agent]]:
     from launcher import runs
 
     now = next((other for other in runs.remembered() if other.run == found.run), None)
-    found = runs.refreshed(now, pool()) if now is not None and now.attempt != found.attempt else found
+    found = runs.refreshed(now, pool()) if now is not None else found
     return found, agents_of(found, former=True)
 
 

@@ -110,9 +110,13 @@ def execute(command: tuple[str, ...], timeout: float, as_json: bool, **where: st
 
 def show_output(host: str, done: Completed) -> None:
     from launcher import remote
+    from launcher.logs import visible
 
     for stream, data in ((sys.stdout, done.out), (sys.stderr, done.err)):
         for piece in remote.labelled(host, data):
+            if stream.isatty():  # what a host says is shown there, not obeyed
+                shown = "\n".join(map(visible, piece.decode(errors="replace").split("\n")))
+                piece = shown.encode(errors="replace")
             stream.buffer.write(piece)
         stream.flush()
 

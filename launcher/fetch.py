@@ -23,6 +23,7 @@ from launcher.transport import Channel
 
 SOURCE = "hostfiles.py"
 QUIET_S = 60.0  # in so long
+WAIT_S = 1.0  # for the next piece, before looking again
 LEAST_BYTES = 64 << 10  # at least so much comes, or the rest of a file
 GROWTH = 64 << 20  # that a file or a log may have become longer since its host told its length
 BLOCK = 1 << 20
@@ -34,6 +35,10 @@ class Damaged(RingctlError):
 
 class NotHere(RingctlError):
     """This machine cannot take what a host sends."""
+
+
+class NoRoom(NotHere):
+    """A host says that it has more than there is room for here."""
 
 
 class Gone(RingctlError):
@@ -86,22 +91,25 @@ class Sender(Conversation):
 
 
 class Pace:
-    """What is asked of a host that sends: not to be fast, but to come to an end."""
+    """What is asked of a host that sends: not to be fast, but to come to an end. Only the time that was spent
+    waiting for it counts: not what we did meanwhile, nor how long we were stopped (Ctrl-Z)."""
 
     def __init__(self, host: str) -> None:
-        self._host, self._came, self._until = host, 0, time.monotonic() + QUIET_S
-
-    def came(self, number: int) -> None:
-        self._came += number
-        if self._came >= LEAST_BYTES:
-            self._came, self._until = 0, time.monotonic() + QUIET_S
+        self._host, self._came, self._waited, self._began = host, 0, 0.0, time.monotonic()
 
     def left(self) -> float:
         """How long to wait for more; HostError if too little has come for too long."""
-        left = self._until - time.monotonic()
-        if left <= 0:
+        if self._waited >= QUIET_S:
             raise HostError(self._host, f"it sent no more than {self._came:,} bytes in {QUIET_S:.0f} s")
-        return left
+        self._began = time.monotonic()
+        return WAIT_S
+
+    def came(self, number: int) -> None:
+        """So many bytes have come since, perhaps none."""
+        self._waited += min(time.monotonic() - self._began, WAIT_S)
+        self._came += number
+        if self._came >= LEAST_BYTES:
+            self._came, self._waited = 0, 0.0
 
 
 # --- Models and metrics --------------------------------------------------------------------------
@@ -183,7 +191,7 @@ def write(path: Path, mode: Literal["wb", "ab"], pieces: Iterable[bytes], digest
 def need_room(folder: Path, number: int) -> None:
     free = shutil.disk_usage(folder).free
     if number > free:
-        raise NotHere(f"{folder}: {size(number)} are needed there, and {size(free)} are free")
+        raise NoRoom(f"{folder}: {size(number)} are needed there, and {size(free)} are free")
 
 
 @contextlib.contextmanager

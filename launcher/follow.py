@@ -116,7 +116,8 @@ class Decoder:
 
     def _shown(self, event: Event) -> Event:
         """Without what is secret. How a rank ended is told by words that mean something here, and stay."""
-        kept = {key: event.data[key] for key in ("stream", "end", "state", "signal") if key in event.data}
+        own = () if event.kind == "metric" else ("stream", "end", "state", "signal")
+        kept = {key: event.data[key] for key in own if key in event.data}
         return event._replace(data={**without(self.hidden, event.data), **kept})
 
     def _note(self, note: Mapping[str, Any], piece: Piece) -> None:
@@ -197,15 +198,24 @@ class Update:
 
 
 def follow(
-    agents: Mapping[str, Agent], run: str, *, live: bool, attempt: int = 0, some: bool = False
+    agents: Mapping[str, Agent],
+    run: str,
+    *,
+    live: bool,
+    attempt: int = 0,
+    some: bool = False,
+    patience: float = 0.0,
 ) -> Iterator[Update]:
     """The run's events. `live` waits for more until the run is over, through drops of the connection; 0 means
-    the newest attempt that a host has. With `some`, hosts that the attempt was not on are not missed."""
+    the newest attempt that a host has. With `some`, hosts that the attempt was not on are not missed. A host
+    that has not started it yet has `patience` seconds to do so."""
     pieces: queue.Queue[Piece] = queue.Queue(maxsize=4 * len(agents))
     quit_ = threading.Event()
     request = {"run": run, "follow": live, "attempt": attempt}
     decoders = {name: Decoder(run, name, hidden=agent.hidden) for name, agent in agents.items()}
-    readers = [Reader(agent, request, decoders[name], pieces, quit_) for name, agent in agents.items()]
+    readers = [
+        Reader(agent, request, decoders[name], pieces, quit_, patience) for name, agent in agents.items()
+    ]
     for reader in readers:
         if reader.agent.host.local:
             reader.decoder.clock_offset = 0.0
@@ -273,6 +283,7 @@ class Reader(threading.Thread):
         decoder: Decoder,
         pieces: queue.Queue[Piece],
         quit_: threading.Event,
+        patience: float = 0.0,
     ) -> None:
         super().__init__(daemon=True)
         self.agent, self.request, self.decoder, self.pieces, self.quit = (
@@ -283,6 +294,7 @@ class Reader(threading.Thread):
             quit_,
         )
         self.is_away = False
+        self.patient_until = time.monotonic() + patience  # with a host that has not started it yet
 
     def run(self) -> None:
         delay = FIRST_RETRY_S
@@ -312,11 +324,14 @@ class Reader(threading.Thread):
     def read_until_over(self) -> None:
         """Raises HostError when the host falls silent: hostd says at least a tick every second."""
         while not self.read_connection():
+            if self.decoder.lacks_kit:
+                self.agent.transport.install()
+            else:
+                self.quit.wait(FIRST_RETRY_S)
             self.decoder.restart()
-            self.agent.transport.install()
 
     def read_connection(self) -> bool:
-        """False if the host lacks our files; it may have those of another version."""
+        """False if it is to be tried again: the host lacks our files, or has not started the run yet."""
         channel = self.agent.follow({**self.request, "cursor": self.decoder.cursor})
         heard = understood = time.monotonic()  # when something came, and something whole
         try:
@@ -336,6 +351,8 @@ class Reader(threading.Thread):
                     piece = self.decoder.feed(data)
                     if piece.caught_up and not (piece.over or self.request["follow"]):
                         raise ValueError("it waits for more, and was not asked to")
+                    if NOT_STARTED in piece.error and time.monotonic() < self.patient_until:
+                        return False
                     if self.is_away:
                         piece.away, self.is_away = "", False
                     self.pieces.put(piece)  # which takes as long as whoever shows it does

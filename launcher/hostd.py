@@ -43,6 +43,7 @@ SENTINEL = b"--ringctl-hostd--\n"
 SEGMENT_BYTES = 64 << 20  # a log segment is closed and never touched again once it is this long
 LONGEST_LINE = 32 << 20  # a line without an end is passed on in pieces of this size
 READ_BYTES = 1 << 20
+PLAIN = bytes(range(0x20, 0x7F))
 REQUEST_S = 60  # whoever began to ask and says no more has gone without a word
 TICK_S = 0.2  # metrics are looked at this often
 HEARTBEAT_S = 1.0  # state.json is written at least this often
@@ -296,6 +297,14 @@ def read_state(run: str) -> dict[str, Any] | None:
     return state
 
 
+def state_to_tell(run: str) -> dict[str, Any] | None:
+    """The run's state here. One that cannot be read, perhaps a newer ringctl's, does not hide the others."""
+    try:
+        return read_state(run)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return {"run": run}
+
+
 def sibling(name: str) -> types.ModuleType:
     """Another one of ringctl's host-side files, which is beside this one."""
     import importlib
@@ -397,6 +406,11 @@ class EventLog:
 # --- Output of a rank ----------------------------------------------------------------------------
 
 
+def written_bytes(data: bytes) -> int:
+    """About how long this is as JSON: what is not plain text takes up to six bytes each."""
+    return len(data) + 5 * len(data.translate(None, PLAIN))
+
+
 class LineSplitter:
     """Bytes in, event lines out. Ends are \\n, \\r\\n and \\r; bytes that are not UTF-8 survive as
     surrogate escapes, so text and end together give back exactly what the rank wrote."""
@@ -406,6 +420,7 @@ class LineSplitter:
     def __init__(self, rank: int, stream: str) -> None:
         self.head = '{"kind":"line","time":%s,"rank":' + f'{rank},"stream":"{stream}","text":'
         self.pieces: list[bytes] = []  # of a line whose end has not come yet
+        self.size = 0  # of those but the first, as they will be written
         self.held = False  # those pieces end in a \\r, and have done so for a tick
 
     def feed(self, data: bytes, now: float) -> bytes:
@@ -437,7 +452,8 @@ class LineSplitter:
         return bool(self.pieces) and self.pieces[-1].endswith(b"\r")
 
     def _cut_endless(self, now: float) -> bytes:
-        if sum(map(len, self.pieces)) <= LONGEST_LINE:
+        self.size = (self.size if len(self.pieces) > 2 else 0) + written_bytes(self.pieces[-1])
+        if self.size <= LONGEST_LINE:
             return b""
         text = b"".join(self.pieces)
         self.pieces = []
@@ -1796,7 +1812,7 @@ def send_lines(path: str, offset: int) -> int:
 def command_runs(request: dict[str, Any]) -> dict[str, Any]:
     """The state of every run on this host, and this host's clock."""
     wanted = request.get("run")
-    states = [read_state(name) for name in runs_here() if wanted in (None, name)]
+    states = [state_to_tell(name) for name in runs_here() if wanted in (None, name)]
     return {"runs": [state for state in states if state], "time": time.time()}
 
 

@@ -18,6 +18,7 @@ from launcher.fetch import writing
 
 PART = "pull.part"
 MODEL, ABOUT, METRICS, LOGS = "model.pt", "checkpoint.json", "metrics", "logs"
+EVENTS = "events.jsonl"
 LOG_FILE = re.compile(r"events\.jsonl|rank[0-9]+\.(out|err)\.log")
 
 
@@ -80,6 +81,18 @@ class PullFolder:
                 (self.folder / ABOUT).unlink(missing_ok=True)
                 part.replace(self.folder / MODEL)
             beside.replace(self.folder / ABOUT)
+
+    def drop_logs(self, hosts: set[str], ranks: set[int]) -> None:
+        """What has come of hosts that broke off is not their log, and gets no place."""
+        events, kept = self.logs / EVENTS, self.logs / f"{EVENTS}.part"
+        with writing(self.logs):
+            for path in self.logs.glob("rank*.log"):
+                if int(path.name.split(".")[0].removeprefix("rank")) in ranks:
+                    path.unlink()
+            if events.exists():
+                with events.open("rb") as lines, kept.open("wb") as file:
+                    file.writelines(line for line in lines if json.loads(line)["host"] not in hosts)
+                kept.replace(events)
 
     def place_rest(self, whole_logs: bool) -> dict[str, int]:
         """Metrics and logs, a file at a time; how many of each. What an earlier pull has left of logs, and

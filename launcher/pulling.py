@@ -133,6 +133,8 @@ def first_whole(heard: Heard, to: PullFolder, of: Checkpoint) -> Copy | None:
     for place, copy in enumerate(of.models):
         try:
             take(heard, to, of, copy)
+        except fetch.NoRoom as error:
+            heard.miss(copy.host, HostError(copy.host, error.message))
         except (fetch.NotHere, fetch.Gone):
             raise
         except HostError as error:
@@ -181,7 +183,7 @@ def bring_metrics(heard: Heard, to: PullFolder) -> None:
         return fetch.take_metrics(heard.agents[host], heard.found.run, wanted[host], to.metrics, lines)
 
     for host, result in fan_out(wanted, work).items():
-        if isinstance(result, fetch.NotHere):
+        if isinstance(result, fetch.NotHere) and not isinstance(result, fetch.NoRoom):
             raise result
         if isinstance(result, RingctlError):
             heard.miss(host, result)
@@ -211,4 +213,6 @@ def bring_logs(heard: Heard, to: PullFolder) -> bool:
         return False
     for host, reason in away.items():
         heard.miss(host, RingctlError(reason))
+    if away:
+        to.drop_logs(set(away), {rank for rank, host in heard.found.rank_hosts.items() if host in away})
     return len(agents) == len(names) and not away

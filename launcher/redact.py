@@ -147,5 +147,5 @@ def without(values: Iterable[str], said: Any) -> Any:
             said = said.replace(value, SHOWN)
         return said
     if isinstance(said, dict):
-        return {key: without(values, each) for key, each in said.items()}
+        return {without(values, key): without(values, each) for key, each in said.items()}
     return [without(values, each) for each in said] if isinstance(said, list) else said

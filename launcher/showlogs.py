@@ -18,8 +18,11 @@ from launcher.diagnose import Tails
 from launcher.errors import HostError, InputError, RingctlError
 from launcher.follow import follow, newly_lost, presence
 from launcher.logs import Filter, fold_repeats, line_writer, visible
-from launcher.model import Event
+from launcher.model import Event, RunState
 from launcher.runs import Found
+
+MOST_MISSED = 100  # attempts that are looked for; what a host says of their number may be nonsense
+START_S = 15.0  # by then all hosts have started what one of them has
 
 
 @dataclass(frozen=True)
@@ -38,17 +41,21 @@ Latest = Callable[[], tuple[Found, Mapping[str, Agent]]]  # the agents of all ho
 def follow_attempts(latest: Latest, wanted: Filter, look: Look) -> int:
     """Print the run's events until its end, through all attempts that it starts by itself; also through those
     that were over before anybody looked."""
-    shown = 0
+    shown, outcome, code = 0, None, 0
     while True:
         found, agents = latest()
         newest = found.state.attempt if found.state else 0
-        for missed in range(shown + 1, newest) if shown else ():
+        if outcome is not None and newest <= shown:  # the next one is on no host yet
+            if not begins_again(found.run, shown):
+                finish(outcome, look)
+                return code
+            time.sleep(0.2)
+            continue
+        for missed in range(max(shown + 1, newest - MOST_MISSED), newest) if shown else ():
             with contextlib.suppress(RingctlError):  # a number that no host knows: it did not start
                 show_attempt(found, agents, wanted, look, live=False, attempt=missed)
         its = {host.name: agents[host.name] for host in found.hosts}
-        everywhere = len(found.states) == len(its) == [s["attempt"] for s in found.states].count(newest)
-        attempt = newest if shown or everywhere else 0  # while it starts, whatever a host has
-        outcome, code = show_attempt(found, its, wanted, look, live=True, attempt=attempt)
+        outcome, code = show_attempt(found, its, wanted, look, live=True, attempt=newest)
         if outcome is None:
             return code
         outcome.note()
@@ -75,8 +82,8 @@ def begins_again(run: str, attempt: int) -> bool:
 
 def previous(found: Found, agents: Mapping[str, Agent]) -> int:
     """The attempt before the newest one; a number that no host knows belongs to one that did not start."""
-    newest = max(found.attempt, found.state.attempt if found.state else 1)
-    for attempt in range(newest - 1, 0, -1):
+    newest = found.attempt if found.from_here else newest_of(found) or 1
+    for attempt in range(newest - 1, max(0, newest - 1 - MOST_MISSED), -1):
         with contextlib.suppress(RingctlError):
             events = follow(agents, found.run, live=False, attempt=attempt, some=True)
             with contextlib.closing(events):  # type: ignore[type-var]  # a generator has a close()
@@ -87,10 +94,16 @@ def previous(found: Found, agents: Mapping[str, Agent]) -> int:
 
 def show(found: Found, agents: Mapping[str, Agent], wanted: Filter, look: Look, *, attempt: int = 0) -> int:
     """Print the run's events as far as they go; then how it ended, if it has."""
+    attempt = attempt or newest_of(found)
     outcome, code = show_attempt(found, agents, wanted, look, live=False, attempt=attempt)
     if outcome is not None:
         finish(outcome, look)
     return code
+
+
+def newest_of(found: Found) -> int:
+    """The newest attempt: what a host has of an earlier one is not to be mixed with it."""
+    return found.state.attempt if found.state else 0
 
 
 def show_attempt(
@@ -108,7 +121,8 @@ def show_attempt(
     away: Mapping[str, str] = {}
     gone: Mapping[str, str] = {}
     unheard: Mapping[str, str] = {}
-    for update in follow(agents, found.run, live=live, attempt=attempt, some=former):
+    patience = START_S if live else 0.0
+    for update in follow(agents, found.run, live=live, attempt=attempt, some=former, patience=patience):
         for words in (*presence(away, update.away), *newly_lost(gone, update.lost)):
             print(words, file=sys.stderr)
         away, gone, unheard = update.away, update.lost, update.unheard
@@ -123,12 +137,26 @@ def show_attempt(
                 continue
             events, kept = list(kept), None
         write(events)
+        if live and moved_on(state, attempt, away):
+            break
     if kept:
         write(list(kept))
     lost = live or (found.state is not None and found.state.state == "lost")
     ended = state is not None and (lost or state.state in fold.ENDED)
     outcome = watch.outcome(state, tails, unheard) if ended and state is not None else None
     return outcome, HostError.exit_code if unheard else 0
+
+
+def moved_on(state: RunState | None, attempt: int, away: Mapping[str, str]) -> bool:
+    """Whether a later attempt has begun, and only hosts that cannot be heard keep us with this one."""
+    if not away or state is None:
+        return False
+    going_on = {rank.host for rank in state.ranks.values() if rank.state in ("waiting", "running")}
+    if not going_on <= away.keys():
+        return False
+    record = history.read(history.path_of(state.run))
+    watched = watching.read(state.run) if watching.is_watched(state.run) else None
+    return record is not None and record.plan.attempt > attempt > 0 and not (watched and watched.doing)
 
 
 def download(found: Found, agents: Mapping[str, Agent], target: Path, *, attempt: int = 0) -> int:
@@ -138,6 +166,8 @@ def download(found: Found, agents: Mapping[str, Agent], target: Path, *, attempt
         folder.mkdir(parents=True)
     except FileExistsError:
         raise InputError(f"{folder} is there already; name another folder") from None
+    except OSError as error:
+        raise InputError(f"{folder}: {error.strerror}; name another folder") from None
     files, away = save(found, agents, folder, attempt=attempt)
     for reason in away.values():
         print(f"error: {reason}; its part is missing", file=sys.stderr)
@@ -159,7 +189,9 @@ def save(
                 files[name] = stack.enter_context(open(folder / name, "wb"))
             return files[name]
 
-        for update in follow(agents, found.run, live=False, attempt=attempt, some=bool(attempt)):
+        for update in follow(
+            agents, found.run, live=False, attempt=attempt or newest_of(found), some=bool(attempt)
+        ):
             away = update.unheard
             for event in update.events:
                 file("events.jsonl").write(text.json_line(event.to_json()).encode() + b"\n")

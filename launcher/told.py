@@ -112,7 +112,9 @@ def check_events(events: Sequence[Event]) -> set[int | None]:
         raise TypeError("an event without a kind or a time")
     if not math.isfinite(sum(times)) or min(times) < 0 or max(times) > LATEST:
         raise ValueError("a time that is none")
-    if not set(map(type, ranks)) <= {int, NONE}:
+    if not set(map(type, ranks)) <= {int, NONE} or not all(
+        0 <= rank < MOST_RANKS for rank in set(ranks) - {None}
+    ):
         raise TypeError("a rank that is none")
     if set(kinds) != {"line"}:
         check_others([event for event in events if event.kind != "line"])

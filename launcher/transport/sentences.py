@@ -11,6 +11,7 @@ from typing import cast
 import paramiko
 
 from launcher.errors import HostError
+from launcher.logs import visible
 from launcher.transport.hostkeys import RevokedKey, UnknownKey, fingerprint
 from launcher.transport.identity import Denied
 
@@ -51,6 +52,7 @@ def translated(
         raise
     except (paramiko.SSHException, OSError, EOFError) as error:
         message, fix = sentence(error, host)
+        message = visible(message)  # it may hold the server's own words
         words = f"jump host {jump}: {message}" if jump else message
         raise HostError(host, words, fix=fix, kind=kind_of(error)) from None
 

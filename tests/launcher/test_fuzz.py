@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -161,6 +161,7 @@ def test_facts_of_a_host_are_judged_or_refused_whatever_they_are(told: dict[str,
     seen = {"judged": 0, "refused": 0}
 
     @settings(EXAMPLES, max_examples=250)
+    @example(told, [PAIR])
     @given(damaged(told), damaged([PAIR]))
     def are_judged(answer: Any, dialled: Any) -> None:
         try:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from launcher import history, restarts, watching
+from launcher import cli, history, restarts, watching
 from launcher.hostd import carriers
 from launcher.model import Host, Inventory
 from launcher.plan import LaunchOptions
@@ -63,6 +63,12 @@ def test_the_same_error_at_the_same_step_twice_ends_it_early() -> None:
     assert not restarts.why_not_again(OPTIONS, [failed(1, step=2), failed(2)])
     assert not restarts.why_not_again(OPTIONS, [failed(1, error="crash"), failed(2)])
     assert restarts.why_not_again(OPTIONS, [failed(1, step=None), failed(2, step=None)])
+
+
+def test_an_attempt_that_nobody_started_is_none_of_those_that_are_allowed() -> None:
+    never = Failure(2, None, "", "it was not started", counts=False)
+    assert restarts.why_not_again(replace(OPTIONS, max_restarts=1), [failed(1, 2), never]) == ""
+    assert restarts.why_not_again(replace(OPTIONS, max_restarts=1), [failed(1, 2), never, failed(3, 3)])
 
 
 def test_hosts_that_were_away_twice_say_nothing_about_the_program() -> None:
@@ -264,6 +270,18 @@ def test_a_watcher_that_dies_before_the_next_attempt_is_anywhere_is_replaced_and
     assert "lost its watcher" in ringctl("ps").stderr
     wait_for(lambda: state(run)["attempt"] == 3 and state(run)["state"] == "succeeded", "the third attempt")
     wait_for(lambda: not watching.file_of(run).exists(), "its watcher's end")
+
+
+def test_a_stop_says_so_if_whoever_watches_the_run_does_not_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, watcher = detached("--max-restarts", "2", *SOON, *script("sleep 1000"))
+    os.kill(watcher, signal.SIGSTOP)
+    try:
+        monkeypatch.setattr(watching, "END_S", 0.5)
+        assert cli.cli.main(["stop", run, "--grace", "0"], standalone_mode=False) == 1
+    finally:
+        os.kill(watcher, signal.SIGCONT)
+    ringctl("stop", run, "--grace", "0")
+    wait_for(lambda: not is_alive(watcher), "its end")
 
 
 def test_stop_ends_a_watched_run_for_good() -> None:

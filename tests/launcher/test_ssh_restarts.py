@@ -209,3 +209,38 @@ def test_a_run_goes_on_without_a_host_that_was_lost_and_takes_it_in_again(
     status = json.loads(ringctl("status", run, "--json").stdout)
     assert (status["world"], status["attempt"]) == (2, 3)
     ringctl("stop", run, "--grace", "0")
+
+
+def test_ranks_that_need_nobody_are_ended_once_their_host_is_back_if_the_run_went_on_without_it(
+    cluster: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their steps go on, so their lease does not end them; only the watcher knows of the next attempt."""
+    monkeypatch.setenv("RINGCTL_LEASE", "60")
+    inventory(cluster, only=TWO)
+    run = detached("--max-restarts", "2", "--min-world", "1", "--restart-delay", "0.1", *program())["run"]
+    wait_for(lambda: min(step_of(cluster, host, run) for host in TWO) > 0, "steps of both")
+    cluster.cut("server2")
+    cluster.run("server1", "kill", "-KILL", str(host_state(cluster, "server1", run)["ranks"][0]["pid"]))
+    wait_for(lambda: host_state(cluster, "server1", run)["attempt"] == 2, "the next attempt", 60.0)
+    before = step_of(cluster, "server2", run)
+    wait_for(lambda: step_of(cluster, "server2", run) > before, "steps of the host that is cut off")
+    cluster.heal("server2")
+    assert ends_on(cluster, "server2", run)["attempt"] == 1
+    assert host_state(cluster, "server1", run)["state"] == "running"
+    ringctl("stop", run, "--grace", "0")
+
+
+def test_a_host_whose_sshd_is_away_for_a_moment_is_not_left_out(cluster: Hosts) -> None:
+    inventory(cluster, only=TWO)
+    run = detached("--max-restarts", "2", "--min-world", "1", "--restart-delay", "0.1", *program())["run"]
+    wait_for(lambda: min(step_of(cluster, host, run) for host in TWO) > 0, "steps of both")
+    cluster.stop_sshd("server2")
+    cluster.end_sessions("server2")
+    log = watching.folder() / f"{run}.log"
+    wait_for(lambda: "server2" in log.read_text(), "the watcher to miss it")
+    cluster.run("server1", "kill", "-KILL", str(host_state(cluster, "server1", run)["ranks"][0]["pid"]))
+    wait_for(lambda: "attempt 2 begins" in log.read_text(), "the failure to be seen")
+    cluster.start_sshd("server2")
+    wait_for(lambda: host_state(cluster, "server2", run)["attempt"] == 2, "it on both hosts", 40.0)
+    assert "going on with" not in log.read_text()
+    ringctl("stop", run, "--grace", "0")

@@ -1,0 +1,91 @@
+"""Attempts that come quickly after each other: no line of one in another's log, and none twice."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from launcher import fold, history
+from tests.launcher.ringctl import RINGCTL, ringctl, run_folder, wait_for
+
+TWICE = """
+echo "attempt $RINGCTL_ATTEMPT"
+[ $RINGCTL_ATTEMPT = 2 ] || { sleep 1; exit 3; }
+"""
+
+
+def record_of(run: str) -> history.Record:
+    record = history.read(history.path_of(run))
+    assert record is not None
+    return record
+
+
+def test_who_follows_from_just_before_an_attempt_starts_sees_each_attempt_once(tmp_path: Path) -> None:
+    options = (
+        "--local",
+        "--world",
+        "1",
+        "--detach",
+        "--json",
+        "--max-restarts",
+        "1",
+        "--restart-delay",
+        "0.3",
+    )
+    run = json.loads(ringctl("launch", *options, "--", "sh", "-c", TWICE).stdout)["run"]
+    lock = os.open(run_folder(run) / "start.lock", os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)  # a host that is slow to start
+    try:
+        wait_for(lambda: record_of(run).plan.attempt == 2, "the second attempt to be written down")
+        with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
+            follower = subprocess.Popen([*RINGCTL, "logs", run, "--follow"], stdout=out, stderr=err)
+        wait_for(lambda: "attempt 1" in (tmp_path / "out").read_text(), "the first attempt's log")
+    finally:
+        os.close(lock)
+    assert follower.wait(timeout=30) == 0
+    lines = (tmp_path / "out").read_text().splitlines()
+    assert lines == ["[0 localhost] attempt 1", "[0 localhost] attempt 2"]
+
+
+def test_writing_down_an_end_does_not_undo_the_attempt_that_has_begun_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = json.loads(ringctl("launch", "--local", "--world", "1", "--detach", "--json", "--", "true").stdout)[
+        "run"
+    ]
+    first = record_of(run)
+    second = history.replace(first.plan, attempt=2)
+    read, other = history.read, []
+
+    def slowly(path: Path) -> history.Record | None:
+        record = read(path)
+        if not other:
+            other.append(
+                threading.Thread(target=history.remember, args=(second, first.inventory, first.options))
+            )
+            other[0].start()
+            other[0].join(0.5)
+        return record
+
+    monkeypatch.setattr(history, "read", slowly)
+    history.close(fold.initial(first.plan))
+    other[0].join()
+    monkeypatch.setattr(history, "read", read)
+    assert record_of(run).plan.attempt == 2
+
+
+def test_a_line_of_bytes_that_are_no_text_can_be_longer_than_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = "head -c 14000000 /dev/zero; echo; echo after"
+    ringctl("launch", "--local", "--world", "1", "--", "sh", "-c", command)
+    ringctl("logs", "--download", "all")
+    (log,) = Path("all").glob("*/rank0.out.log")
+    assert log.read_bytes() == bytes(14_000_000) + b"\nafter\n"
