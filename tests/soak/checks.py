@@ -69,7 +69,10 @@ def line_problems(scene: Scene, run: str, expected: Expected) -> list[str]:
     found += differences(f"{run}: logs", of_attempt(there, newest), of_attempt(told(run), newest))
     for shown in expected.shown:
         if shown.id == run:
-            found += differences(f"{run}: launch", there, by_rank(shown.seen()))
+            seen = by_rank(shown.seen())
+            first = min((attempt for attempt, _, _ in seen), default=1) if shown.follows else 1
+            wanted = {where: said for where, said in there.items() if where[0] >= first}
+            found += differences(f"{run}: {'follower' if shown.follows else 'launch'}", wanted, seen)
     return found
 
 

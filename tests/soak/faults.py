@@ -3,13 +3,14 @@ all the same."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tests.launcher.ringctl import ringctl, start, wait_for
-from tests.soak.scene import LEASE_S, Run, Scene, wait
+from tests.soak.scene import AGAIN, LEASE_S, Run, Scene, wait
 
 
 @dataclass(frozen=True)
@@ -239,6 +240,57 @@ def ranks_that_do_not_want_to_end(scene: Scene) -> Expected:
     return Expected((run.id,), succeeded=False, shown=(run,))
 
 
+def two_restarts_at_once(scene: Scene) -> Expected:
+    """Of a run that somebody has stopped: one of them gets it, and it goes on from where it was."""
+    run = scene.count(400).at_step(10)
+    ringctl("stop", run.id, "--grace", "0.5")
+    run.finish()
+    both = [start("restart", run.id, "--json") for _ in range(2)]
+    for one in both:
+        one.communicate(timeout=90)
+    codes = sorted(one.returncode for one in both)
+    assert codes in ([0, 1], [0, 0], [1, 130], [0, 130]), codes
+    if codes[0]:  # the later one has ended what the other had begun
+        ringctl("restart", run.id)
+    return Expected((run.id,))
+
+
+def followed_through_attempts(scene: Scene) -> Expected:
+    """Two who follow the log of a detached run, one rank of which fails again and again."""
+    run = Run(scene, "launch", "--detach", *AGAIN, "--", "python3", "count.py", "200", "fail")
+    assert run.finish() == 0, run.err.read_text()
+    run.id = str(run.seen()[-1]["run"])
+    followers = [Run(scene, "logs", run.id, "--follow") for _ in range(2)]
+    for follower in followers:
+        follower.id = run.id
+    return whole(*followers)
+
+
+def ranks_that_print_anything(scene: Scene) -> Expected:
+    """Bytes that are no text, escapes, returns, and lines of megabytes; with a connection lost meanwhile."""
+    run = Run(
+        scene, "launch", *AGAIN, "--", "python3", "noise.py", str(scene.chance.randrange(10**6))
+    ).begun()
+    wait(scene.between(0.5, 2.0))
+    host = scene.any_host()
+    scene.cluster.end_sessions(host)
+    return whole(run)
+
+
+def host_left_out_and_taken_in_again(scene: Scene) -> Expected:
+    """It is away for long: the run goes on without it to its end, and once more with it when it is back."""
+    run = scene.train("--min-world", "3").at_step(scene.chance.randrange(6, 30))
+    host = scene.any_host()
+    scene.cluster.cut(host)
+    assert run.finish() == 0, run.err.read_text()[-1500:]
+    scene.cluster.heal(host)
+    wait_for(lambda: scene.state(host, run.id)["state"] != "running", "the end on the one that was lost", 60)
+    ringctl("restart", run.id, "--grow")
+    world = json.loads(ringctl("status", run.id, "--json").stdout)["world"]
+    assert world == len(scene.cluster.names), world
+    return Expected((run.id,))
+
+
 FAULTS: dict[str, Fault] = {
     fault.__name__.replace("_", " "): fault
     for fault in (
@@ -246,5 +298,7 @@ FAULTS: dict[str, Fault] = {
         disk_full, cable_out_for_a_moment, cable_out_for_long, cable_flaps, packets_lost_one_way,
         sshd_restarted, launch_killed_while_following, launch_killed_on_its_way, stop_killed_on_its_way,
         two_stops_at_once, two_launches_at_once, stopped_while_it_starts_again, ranks_that_do_not_want_to_end,
+        two_restarts_at_once, followed_through_attempts, ranks_that_print_anything,
+        host_left_out_and_taken_in_again,
     )
 }  # fmt: skip

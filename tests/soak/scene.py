@@ -34,6 +34,18 @@ for number in range(first + 1, int(sys.argv[1]) + 1):
         f.write(str(number))
     os.rename(noted + ".new", noted)
     time.sleep(0.01)
+    if sys.argv[2:] and number % 60 == 0 and os.environ["RANK"] == "1":
+        sys.exit(number)
+"""
+# Prints what no terminal wants to see.
+NOISE = r"""
+import os, random, sys, time
+chance = random.Random(sys.argv[1] + os.environ["RANK"])
+for number in range(60):
+    pieces = [b"\x1b[2J\x1b]0;title\x07", b"\xff\xfe\x80", b"\r50%\r", b"\0\t", "\u2028é".encode(), b"plain"]
+    line = b"".join(chance.choices(pieces, k=chance.randrange(1, 9)))
+    os.write(1 + chance.randrange(2), line * chance.choice([1] * 19 + [40_000]) + b"\n")
+    time.sleep(0.03)
 """
 
 
@@ -45,6 +57,7 @@ class Scene:
         self.launches: list[subprocess.Popen[bytes]] = []
         self.expected = ""  # the hash of the parameters that an undisturbed training ends with
         (folder / "count.py").write_text(COUNT)
+        (folder / "noise.py").write_text(NOISE)
 
     def close(self) -> None:
         """However it ends, no launch is left."""
@@ -64,8 +77,8 @@ class Scene:
 
     # runs
 
-    def train(self) -> Run:
-        return Run(self, "launch", *AGAIN, *TRAINING)
+    def train(self, *options: str) -> Run:
+        return Run(self, "launch", *AGAIN, *options, *TRAINING)
 
     def count(self, lines: int = 150, *options: str) -> Run:
         return Run(self, "launch", *AGAIN, *options, "--", "python3", "count.py", str(lines))
@@ -98,6 +111,7 @@ class Run:
 
     def __init__(self, scene: Scene, *words: str) -> None:
         self.scene = scene
+        self.follows = words[0] == "logs"  # it has not seen the attempts before it began
         known = set(scene.runs())
         number = len(list(scene.folder.glob("out-*")))
         self.out, self.err = scene.folder / f"out-{number}", scene.folder / f"err-{number}"
