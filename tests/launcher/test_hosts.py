@@ -24,6 +24,10 @@ def started(*args: str) -> str:
     return str(json.loads(done.stdout)["run"])
 
 
+def hide_processes(cluster: Hosts, host: str, how: int) -> None:
+    cluster.run(host, "mount", "-o", f"remount,hidepid={how}", "/proc", user="root")
+
+
 def test_each_of_two_users_sees_what_the_other_has_and_is_warned_before_a_launch(cluster: Hosts) -> None:
     inventory = hosts.inventory(cluster, TWO, defaults={"slots": 2})
     with hosts.second_user(cluster) as of_bob:
@@ -39,6 +43,12 @@ def test_each_of_two_users_sees_what_the_other_has_and_is_warned_before_a_launch
         assert found["server1"]["runs"] == [bobs]
         assert found["server2"]["runs"] == [{**bobs, "slots": 1}, ours]
         assert told("--hosts", str(of_bob)).keys() == found.keys()
+
+        hide_processes(cluster, "server1", 2)
+        try:
+            assert told()["server1"]["runs"] == [bobs], "also where users do not see each other's processes"
+        finally:
+            hide_processes(cluster, "server1", 0)
 
         done = ringctl("launch", "--world", "2", "--hosts", str(inventory), "--", "true")
         assert f"server1: 2 of 2 slots are taken by run {its} of user bob (slots_taken)" in done.stdout
