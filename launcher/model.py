@@ -108,6 +108,18 @@ class EnvLook:
 
 
 @dataclass(frozen=True)
+class SlotsTold:
+    """A run that has slots of a host, of whichever user; see hostslots.taken."""
+
+    run: str
+    user: str
+    attempt: int
+    slots: int
+    world: int
+    shared: bool
+
+
+@dataclass(frozen=True)
 class Facts:
     """What a host says of itself. The first part is what planning needs, the rest is for the checks."""
 
@@ -139,6 +151,7 @@ class Facts:
     cpu_flags: tuple[str, ...] = ()
     gpus: int = 0
     runs: tuple[str, ...] = ()  # of ringctl, going on there
+    taken: tuple[SlotsTold, ...] = ()  # the same, of all its users
     stale: tuple[str, ...] = ()  # variables left over from torchrun
     firewalls: tuple[str, ...] = ()  # tools for one that are there
     env: EnvLook | None = None
@@ -206,6 +219,7 @@ class HostPlan:
     ranks: tuple[RankSpec, ...]
     code: str = ""  # digest of the snapshot whose copy is the run's own folder; "" for none
     listens: int = 0  # the master port, on the master's host: it must still be free there
+    shared: bool = False  # its slots may be others' as well, who say so, too
 
 
 @dataclass(frozen=True)
