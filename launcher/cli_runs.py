@@ -138,7 +138,7 @@ def asked_again(run: str, world: int | None, grow: bool, i_know: bool = False) -
     from launcher import ask, history, push, restarts
 
     found = named_run(run, {})
-    record = history.read(history.path_of(found.run))
+    record = history.read(found.run)
     if record is None:
         raise InputError(f"run {found.run} was not started from here, so its options are not known here")
     if record.plan.attempt != found.attempt:
@@ -166,7 +166,7 @@ def watcher(run: str) -> int:
 
     screen = render.NoteScreen()
     with watching.watched(run) as book:
-        record = history.read(history.path_of(run))
+        record = history.read(run)
         if record is None:
             watching.forget(run)
             raise InputError(f"there is no run {run} here")

@@ -39,9 +39,9 @@ def host_options(command: F) -> F:
 
 def complete_run(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """For the shell: runs that begin like this; no host is asked, for a Tab must not open a connection."""
-    from launcher import runs
+    from launcher import history
 
-    return [found.run for found in runs.remembered() if found.run.startswith(incomplete)]
+    return [run for run in history.names() if run.startswith(incomplete)]
 
 
 run_argument = click.argument("run", required=False, shell_complete=complete_run)
@@ -58,12 +58,14 @@ def pool() -> Pool:
     return cast(Pool, context.obj)
 
 
-def all_runs(inventory: Inventory | None = None) -> tuple[list[Found], list[RingctlError]]:
+def all_runs(
+    inventory: Inventory | None = None, recent: int | None = None
+) -> tuple[list[Found], list[RingctlError]]:
     """Runs that were started from here, are on this machine, or on the hosts of `inventory`; and why some of
     the hosts did not answer."""
     from launcher import runs
 
-    return runs.find_runs(pool(), inventory.hosts if inventory else ())
+    return runs.find_runs(pool(), inventory.hosts if inventory else (), recent)
 
 
 def inventory_at(where: dict[str, str | None]) -> Inventory | None:
@@ -79,7 +81,7 @@ def named_run(reference: str | None, where: dict[str, str | None]) -> Found:
     from launcher.errors import InputError
 
     given = any(where.values())
-    known = [] if given else runs.remembered()
+    known = [] if given else runs.remembered(1 if reference is None else None, reference or "")
     try:
         return runs.refreshed(runs.find_run(reference, known), pool())
     except InputError:
@@ -103,11 +105,9 @@ def secrets_of(run: str) -> tuple[str, ...]:
     from launcher import history, redact
     from launcher.errors import InputError
 
-    record = history.read(history.path_of(run))
-    if record is None or not record.options.env_file:
-        return ()
+    record = history.read(run)
     try:
-        return redact.to_look_for(redact.read_env_file(record.options.env_file))
+        return redact.of_run(record.options) if record else ()
     except InputError as error:
         click.echo(f"warning: secrets are not looked for in what is shown: {error.message}", err=True)
         return ()

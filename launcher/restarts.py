@@ -141,7 +141,7 @@ def see_through(
 
 def former_hosts(run: str) -> tuple[Host, ...]:
     """Those that only earlier attempts were on."""
-    record = history.read(history.path_of(run))
+    record = history.read(run)
     return record.former if record else ()
 
 
@@ -220,7 +220,7 @@ def wait(seconds: float, interrupts: Interrupts, book: Book) -> bool:
 
 def current_attempt(run: str, attempt: int) -> int:
     """The newest attempt that somebody began to start; a start that failed has used up its number."""
-    record = history.read(history.path_of(run))
+    record = history.read(run)
     return max(attempt, record.plan.attempt) if record else attempt
 
 
@@ -236,7 +236,7 @@ def again(
     the same hosts, or, where that is allowed, without those that cannot be reached; `away` are those that
     were not heard in the end."""
     run = asked.options.run
-    record = history.read(history.path_of(run))
+    record = history.read(run)
     hosts = (*record.hosts, *record.former) if record else ()
     needed = {host.name for host in record.hosts} if record else set()
     gone = away if asked.options.min_world is not None else ()

@@ -46,7 +46,7 @@ def follow_attempts(latest: Latest, wanted: Filter, look: Look) -> int:
         found, agents = latest()
         newest = found.state.attempt if found.state else 0
         if outcome is not None and newest <= shown:  # the next one is on no host yet
-            if not begins_again(found.run, shown):
+            if not watching.begins_again(found.run, shown):
                 finish(outcome, look)
                 return code
             time.sleep(0.2)
@@ -60,24 +60,11 @@ def follow_attempts(latest: Latest, wanted: Filter, look: Look) -> int:
             return code
         outcome.note()
         shown = outcome.state.attempt
-        if outcome.state.state in ("succeeded", "stopped") or not begins_again(found.run, shown):
+        if outcome.state.state in ("succeeded", "stopped") or not watching.begins_again(found.run, shown):
             finish(outcome, look)
             return code
         print(f"attempt {shown} {outcome.state.state}; attempt {shown + 1}:", file=sys.stderr)
         look = replace(look, tail=None)
-
-
-def begins_again(run: str, attempt: int) -> bool:
-    """Wait as long as somebody may start the run again: whether a later attempt than this has started."""
-    while True:
-        watched = watching.read(run) if watching.is_watched(run) else None
-        record = history.read(history.path_of(run))
-        if record is not None and record.plan.attempt > attempt:
-            if watched is None or not watched.doing:  # it is not just about to
-                return watched is not None or record.end is not None
-        elif watched is None:
-            return False
-        time.sleep(0.1)
 
 
 def previous(found: Found, agents: Mapping[str, Agent]) -> int:
@@ -154,7 +141,7 @@ def moved_on(state: RunState | None, attempt: int, away: Mapping[str, str]) -> b
     going_on = {rank.host for rank in state.ranks.values() if rank.state in ("waiting", "running")}
     if not going_on <= away.keys():
         return False
-    record = history.read(history.path_of(state.run))
+    record = history.read(state.run)
     watched = watching.read(state.run) if watching.is_watched(state.run) else None
     return record is not None and record.plan.attempt > attempt > 0 and not (watched and watched.doing)
 

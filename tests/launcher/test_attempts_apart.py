@@ -5,9 +5,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import sqlite3
 import subprocess
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +23,7 @@ echo "attempt $RINGCTL_ATTEMPT"
 
 
 def record_of(run: str) -> history.Record:
-    record = history.read(history.path_of(run))
+    record = history.read(run)
     assert record is not None
     return record
 
@@ -61,10 +63,11 @@ def test_writing_down_an_end_does_not_undo_the_attempt_that_has_begun_since(
     ]
     first = record_of(run)
     second = history.replace(first.plan, attempt=2)
-    read, other = history.read, []
+    read: Any = history.record_of
+    other: list[threading.Thread] = []
 
-    def slowly(path: Path) -> history.Record | None:
-        record = read(path)
+    def slowly(db: sqlite3.Connection, name: str) -> history.Record | None:
+        record: history.Record | None = read(db, name)
         if not other:
             other.append(
                 threading.Thread(target=history.remember, args=(second, first.inventory, first.options))
@@ -73,10 +76,10 @@ def test_writing_down_an_end_does_not_undo_the_attempt_that_has_begun_since(
             other[0].join(0.5)
         return record
 
-    monkeypatch.setattr(history, "read", slowly)
+    monkeypatch.setattr(history, "record_of", slowly)
     history.close(fold.initial(first.plan))
     other[0].join()
-    monkeypatch.setattr(history, "read", read)
+    monkeypatch.setattr(history, "record_of", read)
     assert record_of(run).plan.attempt == 2
 
 

@@ -262,7 +262,7 @@ def test_a_watcher_that_dies_before_the_next_attempt_is_anywhere_is_replaced_and
     wait_for(lambda: "begins in 600 s" in (status(run)["watched"] or ""), "the wait")
     os.kill(watcher, signal.SIGKILL)
     wait_for(lambda: not is_alive(watcher), "its end")
-    record = history.read(history.path_of(run))
+    record = history.read(run)
     assert record is not None
     plan = replace(record.plan, attempt=2)  # as it is written just before the start
     options = replace(record.options, restart_delay=0.1)
@@ -347,34 +347,3 @@ def test_a_run_can_be_stopped_when_the_disk_here_has_become_read_only(
         monkeypatch.setattr(os, "open", read_only)
         assert watching.is_watched("r")
     assert not watching.is_watched("r")
-
-
-def test_how_an_attempt_ended_does_not_undo_that_the_next_one_has_begun(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Two write one record: who notes the end waits, or is waited for."""
-    import threading
-    import time
-
-    from launcher import fold
-
-    done = ringctl("launch", "--local", "--world", "1", "--json", "--", "true")
-    run = json.loads(done.stdout.splitlines()[-1])["run"]
-    record = history.read(history.path_of(run))
-    assert record is not None
-    real = history.write
-
-    def slow(new: history.Record) -> None:
-        if new.end is not None:
-            time.sleep(0.5)
-        real(new)
-
-    monkeypatch.setattr(history, "write", slow)
-    closing = threading.Thread(target=history.close, args=(fold.initial(record.plan),))
-    closing.start()
-    time.sleep(0.1)
-    history.remember(replace(record.plan, attempt=2), record.inventory, record.options)
-    closing.join()
-    now = history.read(history.path_of(run))
-    assert now is not None
-    assert now.plan.attempt == 2
