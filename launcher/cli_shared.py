@@ -39,9 +39,9 @@ def host_options(command: F) -> F:
 
 def complete_run(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """For the shell: runs that begin like this; no host is asked, for a Tab must not open a connection."""
-    from launcher import runs
+    from launcher import history
 
-    return [found.run for found in runs.remembered() if found.run.startswith(incomplete)]
+    return [run for run in history.names() if run.startswith(incomplete)]
 
 
 run_argument = click.argument("run", required=False, shell_complete=complete_run)
@@ -103,7 +103,7 @@ def secrets_of(run: str) -> tuple[str, ...]:
     from launcher import history, redact
     from launcher.errors import InputError
 
-    record = history.read(history.path_of(run))
+    record = history.read(run)
     if record is None or not record.options.env_file:
         return ()
     try:

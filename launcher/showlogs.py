@@ -64,7 +64,7 @@ def begins_again(run: str, attempt: int) -> bool:
     """Wait as long as somebody may start the run again: whether a later attempt than this has started."""
     while True:
         watched = watching.read(run) if watching.is_watched(run) else None
-        record = history.read(history.path_of(run))
+        record = history.read(run)
         if record is not None and record.plan.attempt > attempt:
             if watched is None or not watched.doing:  # it is not just about to
                 return watched is not None or record.end is not None
