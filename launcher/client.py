@@ -130,7 +130,12 @@ class Client:
         return HostError(self.url, f"the service does not answer: {words}", fix="is `ringctl serve` running?")
 
     def _ask(
-        self, method: str, path: str, body: Any = None, kind: str = "application/json", seconds: float = ANSWER_S
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        kind: str = "application/json",
+        seconds: float = ANSWER_S,
     ) -> Any:
         connection = self._connect(seconds)
         try:

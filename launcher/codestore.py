@@ -53,7 +53,7 @@ def unpack(packed: BinaryIO, place: Path) -> list[str]:
     """Only files and links that stay inside; the names of all of them."""
     names: set[str] = set()
     size = 0
-    with tarfile.open(fileobj=Careful(packed), mode="r:") as tar:
+    with tarfile.open(fileobj=Careful(packed), mode="r:") as tar:  # type: ignore[call-overload]  # reads, seeks
         for member in tar:
             name = checked_name(member.name)
             if member.isdir():

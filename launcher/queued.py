@@ -1,7 +1,7 @@
 """Runs that were handed in to a service: their rows in the database, their folders, and how one is started.
 
-A row says `starting`, with the slots that were given to it, before its launch is begun. The launch holds a lock
-for as long as it lives: so whoever comes after a killed service sees whether it still does.
+A row says `starting`, with the slots that were given to it, before its launch is begun. The launch holds a
+lock for as long as it lives: so whoever comes after a killed service sees whether it still does.
 """
 
 from __future__ import annotations
@@ -74,9 +74,8 @@ def add(run: str, user: str, submission: Submission) -> None:
     write_secrets(run, submission.secrets)
     hidden = replace(submission, secrets=dict.fromkeys(submission.secrets, ""))
     row = (run, submission.priority, submission.after, submission.at, json.dumps(to_json(hidden)), user)
-    sql = (
-        "INSERT INTO queue(run, priority, after, at, submission, state, user) VALUES (?, ?, ?, ?, ?, 'queued', ?)"
-    )
+    columns = "run, priority, after, at, submission, user, state"
+    sql = f"INSERT INTO queue({columns}) VALUES (?, ?, ?, ?, ?, ?, 'queued')"  # noqa: S608 - as above
     database.write(history.file(), lambda db: db.execute(sql, row))
 
 
@@ -89,8 +88,9 @@ def rows(*states: State) -> list[Queued]:
     """Those in one of these states, or all, in the order in which they came."""
     some = f"WHERE state IN ({','.join('?' * len(states))})" if states else ""
     sql = f"SELECT * FROM queue {some} ORDER BY place"  # noqa: S608 - question marks only
-    found = database.read(history.file(), lambda db: db.execute(sql, states).fetchall(), [])
-    return [from_row(row) for row in found]
+    return database.read(
+        history.file(), lambda db: [from_row(row) for row in db.execute(sql, states).fetchall()], []
+    )
 
 
 def row(run: str) -> Queued | None:

@@ -1,1 +1,1 @@
-"""The service: a queue for shared servers, an API, and the page. The only importer of starlette and uvicorn."""
+"""The service: a queue for shared servers, an API, a page. Nobody else imports starlette and uvicorn."""

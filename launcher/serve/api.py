@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from launcher import __version__, ask, codestore, database, history, listing, queued, report as reports, tape
+from launcher import __version__, ask, codestore, history, listing, queued, tape
 from launcher.errors import InputError, RingctlError
 from launcher.inventory import variable_problem
 from launcher.model import from_json, to_json
@@ -19,7 +19,6 @@ from launcher.serve.auth import Who
 from launcher.serve.call import Answer, Call, Refused
 from launcher.serve.children import ringctl
 from launcher.serve.service import PREFLIGHT, fresh_id
-
 
 
 def health(_call: Call) -> dict[str, Any]:
@@ -52,7 +51,7 @@ def run(call: Call) -> dict[str, Any]:
 
 def known(call: Call, found: dict[str, Any] | None) -> dict[str, Any]:
     if found is None:
-        raise Refused(404, f"there is no run {call.path['run'][:64]!r}", "GET /api/runs lists them")
+        raise Refused(404, f"there is no run {call.path.get('run', '')[:64]!r}", "GET /api/runs lists them")
     return found
 
 
@@ -62,7 +61,7 @@ def row_of(call: Call) -> dict[str, Any]:
 
 def metrics(call: Call) -> dict[str, Any]:
     row_of(call)
-    return tape.series(call.path["run"], points=call.query["points"])
+    return dict(tape.series(call.path["run"], points=call.query["points"]))
 
 
 def log(call: Call) -> dict[str, Any]:
@@ -115,6 +114,8 @@ def submission(call: Call) -> dict[str, Any]:
 
 
 def report(call: Call) -> Answer:
+    from launcher import report as reports
+
     row_of(call)
     data = reports.collect(call.path["run"])
     if call.query["format"] == "json":
@@ -229,9 +230,7 @@ def whole(value: Any) -> Any:
 
 def checked(call: Call, said: queued.Submission) -> queued.Submission:
     """Refuse what can never run, before it waits for hours."""
-    hosts = ask.chosen_hosts(
-        call.service.settings.inventory, said.include or None, said.exclude or None
-    )
+    hosts = ask.chosen_hosts(call.service.settings.inventory, said.include or None, said.exclude or None)
     world = place(hosts, said.world)[-1][1].stop
     ask.Restarts(said.max_restarts, said.restart_delay, said.min_world).check(world)
     for name in (*said.variables, *said.secrets):
@@ -259,9 +258,7 @@ def enlisted(call: Call, said: queued.Submission, who: Who) -> dict[str, Any]:
     queued.add(run, who.name, said)
     queued.enlist(run, who.name, said)
     call.service.keeper.wake()
-    found = listing.row(run)
-    assert found is not None  # it was written just now
-    return found
+    return known(call, listing.row(run))
 
 
 def have_code(call: Call) -> dict[str, Any]:
@@ -326,6 +323,13 @@ def check_hosts(call: Call) -> None:
         found = ringctl("preflight", "--json", *call.service.where_args(), seconds=300.0).json()
     except (Refused, RingctlError) as error:
         name = "preflight"
-        words = {"name": name, "host": "", "peer": "", "status": "fail", "blocking": True, "found": str(error)}
+        words = {
+            "name": name,
+            "host": "",
+            "peer": "",
+            "status": "fail",
+            "blocking": True,
+            "found": str(error),
+        }
         found = {"ok": False, "checks": [{**words, "wanted": "", "fix": ""}], "pairs": []}
     history.note(PREFLIGHT, {key: found[key] for key in ("ok", "checks", "pairs")})

@@ -41,7 +41,9 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-NO_TOKEN = "ringctl serve link prints a link that opens the page; ringctl serve token add NAME makes a token"
+ASK_FOR_ONE = (
+    "ringctl serve link prints a link that opens the page; ringctl serve token add NAME makes a token"
+)
 
 
 def make_app(service: Service) -> Starlette:
@@ -77,7 +79,9 @@ class Gate:
             answer = refusal(error).answer()
         except Exception:
             log.exception("%s %s", request.method, request.url.path)
-            answer = Refused(500, "this is a mistake in ringctl", "its log says more: please report it").answer()
+            answer = Refused(
+                500, "this is a mistake in ringctl", "its log says more: please report it"
+            ).answer()
         await response(answer)(scope, receive, send)
 
     async def answer(self, request: Request) -> Answer:
@@ -97,9 +101,7 @@ class Gate:
             incoming = in_time(request, most, limits.CODE_S)
         elif route.body is not None:
             body = await read_json(request, route.body)
-        call = Call(
-            self.service, who, request.path_params, query, body, lower_headers(request), incoming
-        )
+        call = Call(self.service, who, request.path_params, query, body, lower_headers(request), incoming)
         if inspect.iscoroutinefunction(route.handler):
             found = await route.handler(call)
         else:
@@ -126,7 +128,7 @@ class Gate:
             if route.role is None:
                 return None
             said = "this token is not known here" if shown else "a token is needed"
-            raise Refused(401, said, NO_TOKEN, {"WWW-Authenticate": "Bearer"})
+            raise Refused(401, said, ASK_FOR_ONE, {"WWW-Authenticate": "Bearer"})
         if not self.service.requests.of(f"{who.name}@{client}").take():
             raise too_many()
         if route.role is None:

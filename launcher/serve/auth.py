@@ -65,7 +65,8 @@ def add_token(name: str, role: Role) -> str:
             db.execute("DELETE FROM tokens WHERE name = ?", (name,))
         if db.execute("SELECT 1 FROM tokens WHERE name = ?", (name,)).fetchone():
             raise InputError(
-                f"there is a token {name!r} already", fix=f"ringctl serve token remove {name}, or another name"
+                f"there is a token {name!r} already",
+                fix=f"ringctl serve token remove {name}, or another name",
             )
         db.execute("INSERT INTO tokens(name, hash, role, created) VALUES (?, ?, ?, ?)", row)
 
@@ -83,19 +84,23 @@ def remove_token(name: str) -> None:
 
 def tokens() -> list[dict[str, Any]]:
     """All but the service's own; what they are made of is not kept."""
-    rows = database.read(
-        history.file(), lambda db: db.execute("SELECT * FROM tokens ORDER BY created").fetchall(), []
-    )
+    rows = token_rows()
     keys = ("name", "role", "created", "used")
     return [{key: row[key] for key in keys} for row in rows if row["name"] != OWN]
+
+
+def token_rows() -> list[sqlite3.Row]:
+    def work(db: sqlite3.Connection) -> list[sqlite3.Row]:
+        return db.execute("SELECT * FROM tokens ORDER BY created").fetchall()
+
+    return database.read(history.file(), work, [])
 
 
 def who_bears(secret: str) -> Who | None:
     """Whose token this is."""
     mine, now = hashed(secret), time.time()
-    rows = database.read(history.file(), lambda db: db.execute("SELECT * FROM tokens").fetchall(), [])
     found = None
-    for row in rows:  # all of them: how long it takes tells nothing
+    for row in token_rows():  # all of them: how long it takes tells nothing
         if hmac.compare_digest(row["hash"], mine):
             found = row
     if found is None:

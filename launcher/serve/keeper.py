@@ -1,7 +1,7 @@
-"""Looks after all runs: starts those whose turn it is, records those that go on, and asks the hosts how they are.
+"""Looks after all runs: starts those whose turn it is, records those that go on, asks the hosts how they are.
 
-It holds no run's fate: launches and watchers are processes of their own, and all that it knows is in the database.
-Killed at any moment and started again, it goes on from there.
+It holds no run's fate: launches and watchers are processes of their own, and all that it knows is in the
+database. Killed at any moment and started again, it goes on from there.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class Keeper:
         return replace(self.inventory, hosts=hosts, master=master)
 
     def cancel(self, run: str) -> None:
-        """Take it from the queue; a launch that is under way is told to stop, and ends what it has started."""
+        """Take it from the queue; a launch that is under way is interrupted."""
         with self.giving:
             if queued.change(run, "queued", "cancelled"):
                 history.mark(run, "cancelled")

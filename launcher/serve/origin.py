@@ -1,5 +1,5 @@
-"""Pure: whom a request is addressed to, and which page it comes from. A page of somebody else's must not reach
-the service through a name that it made mean 127.0.0.1, nor by a form that it sends here."""
+"""Pure: whom a request is addressed to, and which page it comes from. A page of somebody else's must not
+reach the service through a name that it made mean 127.0.0.1, nor by a form that it sends here."""
 
 from __future__ import annotations
 

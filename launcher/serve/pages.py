@@ -67,7 +67,9 @@ def served(call: Call, found: Asset) -> Answer:
 def index(call: Call) -> Answer:
     found = assets().get("index.html")
     if call.who is None:
-        return hint("You are not signed in here.", "Type <code>ringctl serve link</code> and open what it prints.")
+        return hint(
+            "You are not signed in here.", "Type <code>ringctl serve link</code> and open what it prints."
+        )
     return served(call, found) if found else hint("The page is not part of this installation.", "", 404)
 
 

@@ -46,7 +46,12 @@ def family(name: str, kind: str, words: str, samples: Iterable[Sample]) -> list[
 
 
 RANK_METRICS = (
-    ("ringctl_rank_heartbeat_age_seconds", "gauge", "Seconds since a rank was last heard of", "heartbeat_age_s"),
+    (
+        "ringctl_rank_heartbeat_age_seconds",
+        "gauge",
+        "Seconds since a rank was last heard of",
+        "heartbeat_age_s",
+    ),
     ("ringctl_rank_step", "gauge", "The step that a rank is at", "step"),
     ("ringctl_rank_loss", "gauge", "The loss that a rank last told of", "loss"),
     ("ringctl_rank_samples_per_second", "gauge", "How fast a rank trains", "samples_per_s"),

@@ -117,5 +117,7 @@ def run(settings: Settings, listening: Listening, listener: socket.socket, ready
     """Until Ctrl-C or SIGTERM."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)  # uvicorn raises it again when it has ended: we end by ourselves
+        signal.signal(
+            number, lambda *_: None
+        )  # uvicorn raises it again when it has ended: we end by ourselves
     asyncio.run(serve(settings, listening, listener, ready))

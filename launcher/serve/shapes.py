@@ -53,7 +53,7 @@ RANK = {
     "signal": maybe(TEXT),
     "reason": TEXT,
     "heartbeat_age_s": maybe(NUMBER),
-    **{key: ANY for key in ("step", "loss", "samples_per_s", "step_ms", "comm_ms", "bytes_sent")},
+    **dict.fromkeys(("step", "loss", "samples_per_s", "step_ms", "comm_ms", "bytes_sent"), ANY),
 }
 ATTEMPT = {
     "attempt": WHOLE,

@@ -293,7 +293,8 @@ class Overview:
             if changed:
                 self.version += 1
             self._rows = {
-                row["run"]: (self.version if row in changed else self._rows[row["run"]][0], row) for row in rows
+                row["run"]: (self.version if row in changed else self._rows[row["run"]][0], row)
+                for row in rows
             }
             if hosts != self._hosts[1]:
                 self.version += 1
