@@ -109,10 +109,8 @@ def secrets_of(run: str) -> tuple[str, ...]:
     from launcher.errors import InputError
 
     record = history.read(run)
-    if record is None or not record.options.env_file:
-        return ()
     try:
-        return redact.to_look_for(redact.read_env_file(record.options.env_file))
+        return redact.of_run(record.options) if record else ()
     except InputError as error:
         click.echo(f"warning: secrets are not looked for in what is shown: {error.message}", err=True)
         return ()
