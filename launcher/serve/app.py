@@ -22,7 +22,7 @@ from launcher.errors import RingctlError
 from launcher.serve import limits
 from launcher.serve.auth import Who
 from launcher.serve.call import Answer, Call, Refused, refusal
-from launcher.serve.routes import ROUTES, Param, Route
+from launcher.serve.routes import PATHS, ROUTES, Param, Route
 from launcher.serve.schema import problem
 from launcher.serve.service import Service
 
@@ -93,6 +93,7 @@ class Gate:
                 405, f"{request.method[:20]} is not for this address", f"use {allowed}", {"Allow": allowed}
             )
         refuse_foreign_origin(self.service, request)
+        refuse_strange_path(request)
         who = await self.who(request, route)
         query = read_query(route.query, request.query_params.multi_items())
         body, incoming = None, None
@@ -117,14 +118,12 @@ class Gate:
             if not self.service.requests.of(client).take():
                 raise too_many()
             return None
-        failures = self.service.failures.of(client)
         who = credentials.remembered(shown) if shown else None
-        if who is None and failures.empty:
-            raise too_many()
         if who is None and shown:
             who = await run_in_threadpool(credentials.look_up, shown)
         if who is None:
-            failures.take()
+            if not self.service.failures.of(client).take():
+                raise too_many()  # which does not keep out whoever has a token, at the same address
             if route.role is None:
                 return None
             said = "this token is not known here" if shown else "a token is needed"
@@ -180,6 +179,13 @@ def cookies(request: Request) -> dict[str, str]:
 
 def lower_headers(request: Request) -> dict[str, str]:
     return {key.lower(): value for key, value in request.headers.items()}
+
+
+def refuse_strange_path(request: Request) -> None:
+    """What stands in the places of a path is looked at before anybody uses it."""
+    for name, value in request.path_params.items():
+        if name in PATHS and problem(PATHS[name], value):
+            raise Refused(404, "there is nothing at this address", "GET /openapi.json lists all")
 
 
 # --- What it says --------------------------------------------------------------------------------

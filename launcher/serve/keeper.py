@@ -63,6 +63,7 @@ class Keeper:
         self._launches: dict[str, subprocess.Popen[bytes]] = {}
         self._stop = threading.Event()
         self._wake = threading.Event()
+        self._ask_now = threading.Event()
         self._asked = 0.0  # when all hosts were last asked
         self._looked = 0.0
         self._pool = Pool(no_input=True)
@@ -81,6 +82,7 @@ class Keeper:
         """End what is ours alone; runs and their launches go on."""
         self._stop.set()
         self._wake.set()
+        self._ask_now.set()
         for thread in (*self._threads, *(thread for _, thread in self.recorders.values())):
             thread.join(timeout=10.0)
         self._pool.close()
@@ -201,6 +203,7 @@ class Keeper:
         for run in list(self.recorders):
             if not self.recorders[run][1].is_alive():
                 del self.recorders[run]
+                self._ask_now.set()  # its slots are free
                 self._wake.set()
         for run in recorder.due():
             if run not in self.recorders and not self._stop.is_set():
@@ -311,7 +314,8 @@ class Keeper:
                 self.ask_hosts()
             except Exception:
                 log.exception("asking the hosts")
-            self._stop.wait(HOSTS_S)
+            self._ask_now.wait(HOSTS_S)
+            self._ask_now.clear()
 
     def ask_hosts(self) -> None:
         """How each of them is now."""

@@ -27,22 +27,14 @@ class Bucket:
         self.burst, self.rate, self.clock = burst, rate, clock
         self._left, self._at = burst, clock()
 
-    def _fill(self) -> None:
+    def take(self) -> bool:
         now = self.clock()
         self._left = min(self.burst, self._left + (now - self._at) * self.rate)
         self._at = now
-
-    def take(self) -> bool:
-        self._fill()
         if self._left < 1:
             return False
         self._left -= 1
         return True
-
-    @property
-    def empty(self) -> bool:
-        self._fill()
-        return self._left < 1
 
 
 class Buckets:

@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import json
 import os
-import select
 import signal
 import subprocess
 import time
@@ -35,7 +34,11 @@ class Service:
     def start(self) -> Service:
         argv = [*RINGCTL, "--no-input", "serve", "--port", str(self.port), *self.options]
         self.process = subprocess.Popen(
-            argv, stdout=subprocess.PIPE, stderr=open(self.folder / "serve.err", "ab"), text=True, cwd=self.folder
+            argv,
+            stdout=subprocess.PIPE,
+            stderr=open(self.folder / "serve.err", "ab"),
+            text=True,
+            cwd=self.folder,
         )
         self.url, self.link = self._line().split()[-1], self._line().split()[-1]
         self.port = urlsplit(self.url).port or 0
@@ -44,8 +47,7 @@ class Service:
     def _line(self) -> str:
         assert self.process is not None
         assert self.process.stdout is not None
-        ready, _, _ = select.select([self.process.stdout], [], [], 30.0)
-        line = self.process.stdout.readline() if ready else ""
+        line = self.process.stdout.readline()
         assert line, (self.folder / "serve.err").read_text()
         return line
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import threading
 import time
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from launcher.serve import limits
 from launcher.serve.routes import ROUTES
 from tests.launcher.ringctl import ringctl, wait_for
-from tests.launcher.serve.service import Answer, Service
+from tests.launcher.serve.service import Answer, Service, serving
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND", "FOO")
 PLACES = sorted({route.path for route in ROUTES})
@@ -132,14 +131,18 @@ def test_a_link_for_looking_only_looks(at_the_door: Service) -> None:
     assert at_the_door.raw("POST", "/api/submit", b"{}", headers=headers, token=None).status == 403
 
 
-def test_a_session_is_for_this_browser_alone_and_survives_the_service(at_the_door: Service) -> None:
-    cookie = sign_in(at_the_door)
-    name, _, secret = cookie.partition("=")
+def test_a_session_is_for_this_browser_alone(at_the_door: Service) -> None:
+    name, _, secret = sign_in(at_the_door).partition("=")
     for wrong in (f"{name}={secret[:-1]}", f"{name}=", f"other={secret}"):
         assert at_the_door.raw("GET", "/api/runs", headers={"Cookie": wrong}, token=None).status in (401, 429)
-    at_the_door.stop()
-    at_the_door.start()
-    assert at_the_door.raw("GET", "/api/runs", headers={"Cookie": cookie}, token=None).status == 200
+
+
+def test_a_session_survives_the_service() -> None:
+    with serving() as service:
+        cookie = sign_in(service)
+        service.kill()
+        service.start()
+        assert service.raw("GET", "/api/runs", headers={"Cookie": cookie}, token=None).status == 200
 
 
 # --- Names and pages -----------------------------------------------------------------------------
@@ -268,8 +271,13 @@ def head(service: Service, method: str, path: str, *more: str) -> bytes:
 
 
 def test_a_head_that_is_too_long_is_refused(at_the_door: Service) -> None:
-    answer = at_the_door.raw("GET", "/healthz", headers={"X-Long": "x" * (limits.MOST_HEAD + 1000)})
-    assert answer.status in (400, 431)
+    with socket.create_connection(("127.0.0.1", at_the_door.port), timeout=30) as end:
+        try:
+            end.sendall(b"GET /healthz HTTP/1.1\r\nX-Long: " + b"x" * (4 << 20))
+            answer = end.recv(100)
+        except (BrokenPipeError, ConnectionResetError):
+            answer = b""
+        assert not answer or answer.startswith(b"HTTP/1.1 400 ")
 
 
 def test_clients_that_never_finish_do_not_keep_others_out(at_the_door: Service) -> None:
@@ -298,19 +306,12 @@ def test_a_body_that_trickles_is_given_up(at_the_door: Service) -> None:
         assert at_the_door.raw("GET", "/healthz").status == 200
 
 
-def test_many_requests_at_once_are_slowed_down(at_the_door: Service) -> None:
-    token, seen = at_the_door.token, set()
-
-    def hammer() -> None:
-        for _ in range(150):
-            seen.add(at_the_door.raw("GET", "/healthz", token=token).status)
-
-    threads = [threading.Thread(target=hammer) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert seen <= {200, 429}
+def test_a_client_may_ask_much_at_once_and_then_some_a_second() -> None:
+    now = [0.0]
+    bucket = limits.Bucket(burst=3, rate=2, clock=lambda: now[0])
+    assert [bucket.take() for _ in range(4)] == [True, True, True, False]
+    now[0] = 1.0
+    assert [bucket.take() for _ in range(3)] == [True, True, False]
 
 
 @pytest.mark.parametrize(
