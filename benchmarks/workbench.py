@@ -133,6 +133,7 @@ def workbench(name: str) -> Iterator[Workbench]:
     own = {
         MARK: mark,
         "RINGCTL_HOME": str(folder / "home"),
+        "RINGCTL_SLOTS": str(folder / "slots"),
         "TMPDIR": str(folder),
         "PATH": f"{BIN}:{os.environ.get('PATH', os.defpath)}",
         "OMP_NUM_THREADS": "1",  # what torchrun and ringctl give their ranks; spawn would take all cores

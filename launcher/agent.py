@@ -15,7 +15,7 @@ from launcher import kit
 from launcher.errors import HostError, RingctlError
 from launcher.model import Host
 from launcher.redact import revealed
-from launcher.told import check_stopped, checked_state, words_of
+from launcher.told import HostNow, check_stopped, checked_now, checked_state, words_of
 from launcher.transport import Channel, Completed, Pool, Transport
 
 SENTINEL = b"--ringctl-hostd--\n"
@@ -53,6 +53,12 @@ class Agent:
         answer = self.ask("hostd.py", ["runs"], {"run": run})
         with understood(self.host.name):
             return {**answer, "runs": states_of(self.host.name, answer["runs"])}
+
+    def slots(self) -> HostNow:
+        """Who has which slots of it, and what it is doing."""
+        answer = self.ask("hostd.py", ["slots"], {})
+        with understood(self.host.name):
+            return checked_now(answer)
 
     def stop(self, run: str, grace: float, reason: str = "stopped", attempt: int = 1) -> dict[str, Any]:
         """This attempt and those before it, or the newest that the host knows of."""

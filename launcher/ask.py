@@ -138,6 +138,7 @@ def run(
     variables: Mapping[str, str] | None = None,
     env_file: str | None = None,
     i_know: bool = False,
+    shared: bool = False,
     restarts: Restarts | None = None,
     pushes: bool = True,
 ) -> Asked:
@@ -206,6 +207,7 @@ def run_on(
         secrets=secrets,
         env_file=os.path.abspath(env_file) if env_file is not None else "",
         i_know=i_know,
+        shared=shared,
     )
     return Asked(hosts, options, snapshot)
 

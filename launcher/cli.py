@@ -144,6 +144,7 @@ def cli(no_input: bool, server: str | None, verbose: bool) -> None:  # noqa: ARG
 @click.option("--env", "-e", "variables", multiple=True, metavar="NAME=VALUE", help="Set for every rank.")
 @click.option("--env-file", metavar="FILE", help="More of those, secret: NAME=VALUE lines, mode 0600.")
 @i_know_option
+@click.option("--shared", is_flag=True, help="Its slots may be taken by others as well that say --shared.")
 @click.option("--master-port", type=click.IntRange(1, 65535), help="A free one by default.")
 @click.option(
     "--skip-preflight", is_flag=True, help="Start unchecked: what preflight would name then fails in the run."
@@ -182,6 +183,7 @@ def launch(
     variables: tuple[str, ...],
     env_file: str | None,
     i_know: bool,
+    shared: bool,
     master_port: int | None,
     skip_preflight: bool,
     prefork: bool,
@@ -215,6 +217,7 @@ def launch(
         variables=ask.variables(variables),
         env_file=env_file,
         i_know=i_know,
+        shared=shared,
         restarts=ask.Restarts(max_restarts, restart_delay, min_world),
     )
     if dry_run:

@@ -9,6 +9,7 @@ a line that reads SENTINEL, so that whatever a login shell prints before it does
     runs     the state of every run on this host
     stop     end a run: TERM, grace, KILL, then a sweep for whatever still carries the run's id
     stacks   have the supervisor note where each rank is, as events of the run
+    slots    which runs have slots of this host, of whichever user, and its load, memory and disk
     prefork  internal: import torch once and become the ranks (runs in the ranks' own Python)
 
 Processes of a run, and why nothing is left behind:
@@ -1421,11 +1422,29 @@ class Supervisor:
             self.oom_kills += 1  # one each: another of our ranks may have been killed in the same moment
             self.log.event("oom", rank=rank.number)
 
+    # its slots, for others to see
+
+    def take_slots(self) -> None:
+        """Should that not be possible, hostd.log says why, and nothing else comes of it."""
+        plan = self.plan
+        about = str(plan["run"]), int(plan["attempt"]), len(self.ranks), int(plan["world"])
+        problem = sibling("hostslots").write(*about, bool(plan.get("shared")), self.warden)
+        try:
+            sys.stderr.write(f"{problem}\n" if problem else "")
+            sys.stderr.flush()
+        except OSError:
+            pass  # a full disk: that is told by what matters
+
+    def free_slots(self) -> None:
+        """Before the final state is written: the next attempt may start at once then."""
+        sibling("hostslots").remove(str(self.plan["run"]))
+
     # the end
 
     def finish(self) -> None:
         """End what the ranks left behind, take its last words, and write the final state."""
         left = kill_all(lambda: descendants(os.getpid()), 10.0)
+        self.free_slots()
         for fd in list(self.readers):
             while fd in self.readers and wait_readable(fd, 0):
                 self.read_output(fd)
@@ -1454,6 +1473,7 @@ class Supervisor:
         """The start failed: leave no process, and say of every rank that it did not start."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         kill_all(lambda: descendants(os.getpid()), 5.0)
+        self.free_slots()
         self.state, reason = ("stopped", "stopped") if error == STOPPED_EARLY else ("failed", error)
         for rank in self.ranks:
             rank.state, rank.reason = self.state, reason
@@ -1605,6 +1625,8 @@ def be_warden(folder: str, plan: dict[str, Any], answer: int) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # the child's number is nobody's, or somebody else's
     kill_all(lambda: descendants(os.getpid()), 10.0)
+    if status:  # hostd did not live to do it itself
+        sibling("hostslots").remove(str(plan["run"]))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     while not books_closed(folder) and status:
         time.sleep(HEARTBEAT_S)  # a full disk: as soon as there is room; not if hostd was told not to wait
@@ -1634,6 +1656,7 @@ def be_hostd(folder: str, plan: dict[str, Any], warden: dict[str, Any], answer: 
         keep_room(folder)
         if is_stopped(folder, plan):  # whoever comes later finds the state saved above
             stopped_early()
+        supervisor.take_slots()
         supervisor.start()
         reply: dict[str, Any] = {
             "hostd": os.getpid(),
@@ -1798,6 +1821,12 @@ def command_runs(request: dict[str, Any]) -> dict[str, Any]:
     wanted = request.get("run")
     states = [read_state(name) for name in runs_here() if wanted in (None, name)]
     return {"runs": [state for state in states if state], "time": time.time()}
+
+
+def command_slots(_: dict[str, Any]) -> dict[str, Any]:
+    """Who has what of this host, and what it is doing."""
+    runs, problem = sibling("hostslots").taken()
+    return dict(sibling("hosttop").now(home_folder()), runs=runs, problem=problem, time=time.time())
 
 
 def command_stop(request: dict[str, Any]) -> dict[str, Any]:
@@ -2022,6 +2051,7 @@ def main() -> int:
         "runs": command_runs,
         "stop": command_stop,
         "stacks": command_stacks,
+        "slots": command_slots,
     }
     signal.alarm(REQUEST_S)
     text = sys.stdin.buffer.read()

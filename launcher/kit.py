@@ -10,6 +10,8 @@ PACKAGE = os.path.dirname(os.path.abspath(__file__))
 FILES = (
     "hostd.py",
     "hostlease.py",
+    "hostslots.py",
+    "hosttop.py",
     "hoststore.py",
     "hostenv.py",
     "hostlook.py",

@@ -206,6 +206,7 @@ class HostPlan:
     ranks: tuple[RankSpec, ...]
     code: str = ""  # digest of the snapshot whose copy is the run's own folder; "" for none
     listens: int = 0  # the master port, on the master's host: it must still be free there
+    shared: bool = False  # its slots may be others' as well, who say so, too
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ class LaunchOptions:
     secrets: Mapping[str, str] = field(default_factory=dict)  # such variables whose values are redact.Hidden
     env_file: str = ""  # where they come from, for a restart: only their names are remembered
     i_know: bool = False  # gradients may go through a public address
+    shared: bool = False  # its slots may be others' as well, who say so, too
 
 
 def is_trainer(command: tuple[str, ...]) -> bool:
@@ -159,6 +160,7 @@ def host_plan(
         ranks=tuple(rank_spec(rank, rank - ranks.start, argv, on_host) for rank in ranks),
         code="" if host.local or is_trainer(options.command) else options.code,
         listens=int(shared["MASTER_PORT"]) if ranks.start == 0 else 0,
+        shared=options.shared,
     )
 
 

@@ -33,6 +33,7 @@ def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
     scratch.mkdir()
     monkeypatch.setenv(MARK, mark)
     monkeypatch.setenv("RINGCTL_HOME", str(tmp_path / "ringctl"))
+    monkeypatch.setenv("RINGCTL_SLOTS", str(tmp_path / "slots"))
     monkeypatch.setenv("TMPDIR", str(scratch))
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     for name in ("RINGCTL_HOSTS", "VIRTUAL_ENV", "CONDA_PREFIX", "NO_COLOR"):

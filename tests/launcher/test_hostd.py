@@ -302,6 +302,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     told = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RINGCTL_HOME", str(folder / "ringctl"))
+        patch.setenv("RINGCTL_SLOTS", str(folder / "slots"))
         for option in ("--prefork", "--no-prefork"):
             seen = launch(["python", "-s", script(folder, NOSY), "a b", "--lr", "0.1"], options=[option])
             told[option] = [json.loads(lines(seen, rank)[0]) for rank in (0, 1)]

@@ -127,13 +127,62 @@ def test_whatever_is_answered_to_a_question_is_an_error_of_that_host(script: str
     agent = liar(script)
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "a.py").write_text("pass")
-    asking = [lambda: agent.runs(), lambda: agent.stop("r", 0.0)]
+    asking = [lambda: agent.runs(), lambda: agent.stop("r", 0.0), lambda: agent.slots()]
     if not script.startswith("yes"):  # once is enough to know that it is ended
         asking.append(lambda: raise_first(push(take(tmp_path / "code"), {"liar": agent})))
     for ask in asking:
         with pytest.raises(RingctlError, match=r"^liar: ") as caught:
             ask()
         assert "\x1b" not in str(caught.value)
+
+
+NOW = {
+    "runs": [{"run": "r", "user": "bob", "attempt": 1, "slots": 1, "world": 2, "shared": False}],
+    "load": [0.5, 0.4, 0.3], "cores": 4, "memory_free": 1, "memory_total": 2,
+    "disk_free": 3, "disk_total": -1, "time": 1e9, "problem": "",
+}  # fmt: skip
+
+
+def taking(**changes: Any) -> dict[str, Any]:
+    return {**NOW, "runs": [{**NOW["runs"][0], **changes}]}  # type: ignore[index]  # the list above
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        taking(run="../../x"),
+        taking(run="\x1b[2J"),
+        taking(user="\x1b[2J"),
+        taking(user=""),
+        taking(slots=10**9, world=10**9),
+        taking(slots=0),
+        taking(slots=1.5),
+        taking(shared=1),
+        taking(world=0),
+        {**NOW, "runs": [NOW["runs"][0]] * 1001},  # type: ignore[index]  # the list above
+        {**NOW, "runs": {}},
+        {**NOW, "load": [float("nan")] * 3},
+        {**NOW, "load": [1.0] * 1000},
+        {**NOW, "cores": 0},
+        {**NOW, "memory_free": 10**40},
+        {**NOW, "time": float("inf")},
+        {key: value for key, value in NOW.items() if key != "cores"},
+    ],
+)
+def test_slots_that_nobody_can_have_are_an_error_of_that_host(answer: dict[str, Any]) -> None:
+    with pytest.raises(HostError, match=r"^liar: "):
+        liar(telling(answer)).slots()
+
+
+def test_slots_that_somebody_has_are_told_and_words_do_no_harm() -> None:
+    told = liar(telling({**NOW, "problem": "\x1b[2J no"})).slots()
+    assert (told.runs[0].run, told.runs[0].user, told.load, told.disk_total) == (
+        "r",
+        "bob",
+        (0.5, 0.4, 0.3),
+        -1,
+    )
+    assert "\x1b" not in told.problem
 
 
 def raise_first(results: dict[str, Any]) -> dict[str, Any]:
