@@ -14,6 +14,7 @@ from benchmarks.measurement import Measurement
 from benchmarks.over_ssh import controller, over_ssh
 from benchmarks.preflight import all_pairs, preflight
 from benchmarks.push_tree import push_tree
+from benchmarks.schedule import schedule
 from benchmarks.startup import startup
 from benchmarks.sync_links import sync_links
 from benchmarks.sync_memory import sync_memory
@@ -31,6 +32,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "all_pairs": all_pairs,
     "push_tree": push_tree,
     "follow_hosts": follow_hosts,
+    "schedule": schedule,
     "sync_links": sync_links,
     "sync_memory": sync_memory,
     "checkpoint_cost": checkpoint_cost,

@@ -136,7 +136,7 @@ def asked_again(run: str, world: int | None, grow: bool, i_know: bool = False) -
     from launcher import ask, history, push, restarts
 
     found = named_run(run, {})
-    record = history.read(history.path_of(found.run))
+    record = history.read(found.run)
     if record is None:
         raise InputError(f"run {found.run} was not started from here, so its options are not known here")
     before = record.options
@@ -160,7 +160,7 @@ def watcher(run: str) -> int:
     """Watch a detached run to its end and start it again if it fails."""
     from launcher import agent, ask, fold, history, redact, render, restarts, watch, watching
 
-    record = history.read(history.path_of(run))
+    record = history.read(run)
     if record is None:
         watching.forget(run)
         raise InputError(f"there is no run {run} here")

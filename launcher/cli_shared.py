@@ -37,11 +37,16 @@ def host_options(command: F) -> F:
     return command
 
 
+def server_url() -> str | None:
+    """The service that `ringctl --server URL` names."""
+    return cast("str | None", click.get_current_context().find_root().params.get("server"))
+
+
 def complete_run(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """For the shell: runs that begin like this; no host is asked, for a Tab must not open a connection."""
-    from launcher import runs
+    from launcher import history
 
-    return [found.run for found in runs.remembered() if found.run.startswith(incomplete)]
+    return [run for run in history.names() if run.startswith(incomplete)]
 
 
 run_argument = click.argument("run", required=False, shell_complete=complete_run)
@@ -103,11 +108,9 @@ def secrets_of(run: str) -> tuple[str, ...]:
     from launcher import history, redact
     from launcher.errors import InputError
 
-    record = history.read(history.path_of(run))
-    if record is None or not record.options.env_file:
-        return ()
+    record = history.read(run)
     try:
-        return redact.to_look_for(redact.read_env_file(record.options.env_file))
+        return redact.of_run(record.options) if record else ()
     except InputError as error:
         click.echo(f"warning: secrets are not looked for in what is shown: {error.message}", err=True)
         return ()

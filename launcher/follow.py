@@ -10,7 +10,8 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +36,19 @@ NOTES = (b'{"kind":"cursor"', b'{"kind":"tick"', b'{"kind":"end"', b'{"kind":"er
 NOTE = re.compile(rb"^(?:" + b"|".join(re.escape(note) for note in NOTES) + rb").*$", re.M)
 
 
+Cursor = tuple[int, int, int]  # attempt, segment, byte offset
+
+
+@dataclass(frozen=True)
+class Place:
+    """How far a host's events have been taken: `taken` of them, of which `before` come before the cursor. A
+    host tells them in the same order every time."""
+
+    cursor: Cursor
+    before: int = 0
+    taken: int = 0
+
+
 @dataclass
 class Piece:
     """What one host sent: whole lines of events, and what hostd said between them."""
@@ -47,6 +61,7 @@ class Piece:
     state: str = ""  # how its part of the run ended, once it is over
     error: str = ""  # hostd refuses: there is no sense in asking again
     away: str | None = None  # why the host cannot be heard; "" once it can be again
+    place: Place | None = None  # how far this goes
 
 
 class Decoder:
@@ -60,8 +75,15 @@ class Decoder:
         self.ranks: set[int | None] = set()  # that it has told of
         self.clock_offset: float | None = None  # how far the host's clock is ahead of ours; None until heard
         self.cursor: list[int] | None = None
+        self.count = 0  # events before the cursor
+        self.skip = 0  # of those that come next, whoever asked has so many already
         self._rest = b""
         self._begun = False
+
+    def begin_at(self, place: Place) -> None:
+        """Tell only what comes after this."""
+        self.cursor, self.count = list(place.cursor), place.before
+        self.skip = place.taken - place.before
 
     def restart(self) -> None:
         """A new connection follows: what was cut off in the middle comes again."""
@@ -74,6 +96,13 @@ class Decoder:
 
     def feed(self, data: bytes) -> Piece:
         """Raises one of NOT_SENT_BY_HOSTD for whatever else a host may send."""
+        piece = self._decode(data)
+        if self.cursor is not None:
+            attempt, segment, offset = self.cursor
+            piece.place = Place((attempt, segment, offset), self.count, self.count)
+        return piece
+
+    def _decode(self, data: bytes) -> Piece:
         if len(self._rest) > (LARGEST_ANSWER if self._begun else LARGEST_NOISE):
             raise ValueError("something without an end")
         data = self._rest + data
@@ -111,8 +140,12 @@ class Decoder:
         self.ranks |= check_events(events)
         if len(self.ranks) > MOST_RANKS_HERE + 1:
             raise ValueError("more ranks than a host has")
+        self.count += len(events)
+        piece.watermark = events[-1].time
+        if self.skip:
+            known = min(self.skip, len(events))
+            events, self.skip = events[known:], self.skip - known
         piece.events += [self._shown(event) for event in events] if self.hidden else events
-        piece.watermark = piece.events[-1].time
 
     def _shown(self, event: Event) -> Event:
         """Without what is secret. How a rank ended is told by words that mean something here, and stay."""
@@ -181,6 +214,28 @@ class Merger:
         return [event for _, event in ready]
 
 
+class Taken:
+    """Pure: which place of each host stands for what was given out, while others of its events are held back
+    for those of other hosts."""
+
+    def __init__(self, begun: Mapping[str, Place]) -> None:
+        self.places = dict(begun)
+        self._count = Counter({host: place.taken for host, place in begun.items()})
+        self._heard: dict[str, deque[Place]] = {}
+
+    def heard(self, host: str, place: Place | None) -> None:
+        if place is not None:
+            self._heard.setdefault(host, deque()).append(place)
+
+    def gave(self, events: Iterable[Event]) -> None:
+        self._count.update(event.host for event in events)
+        for host, places in self._heard.items():
+            while places and places[0].before <= self._count[host]:
+                self.places[host] = places.popleft()
+        for host, place in self.places.items():
+            self.places[host] = Place(place.cursor, place.before, self._count[host])
+
+
 @dataclass(frozen=True)
 class Update:
     """What `follow` yields, several times a second even when nothing happens."""
@@ -189,6 +244,7 @@ class Update:
     caught_up: bool  # everything that had happened when we began has been shown
     away: Mapping[str, str]  # hosts that cannot be heard at the moment, and why
     lost: Mapping[str, str]  # hosts whose part of the run is gone without having been ended, and why
+    places: Mapping[str, Place] = field(default_factory=dict)  # where to go on after these events
 
     @property
     def unheard(self) -> dict[str, str]:
@@ -197,16 +253,26 @@ class Update:
 
 
 def follow(
-    agents: Mapping[str, Agent], run: str, *, live: bool, attempt: int = 0, some: bool = False
+    agents: Mapping[str, Agent],
+    run: str,
+    *,
+    live: bool,
+    attempt: int = 0,
+    some: bool = False,
+    after: Mapping[str, Place] | None = None,
 ) -> Iterator[Update]:
     """The run's events. `live` waits for more until the run is over, through drops of the connection; 0 means
-    the newest attempt that a host has. With `some`, hosts that the attempt was not on are not missed."""
+    the newest attempt that a host has. With `some`, hosts that the attempt was not on are not missed. Only
+    those `after` the places that an update of the same attempt told; {} for such places from the first on."""
     pieces: queue.Queue[Piece] = queue.Queue(maxsize=4 * len(agents))
     quit_ = threading.Event()
     request = {"run": run, "follow": live, "attempt": attempt}
     decoders = {name: Decoder(run, name, hidden=agent.hidden) for name, agent in agents.items()}
     readers = [Reader(agent, request, decoders[name], pieces, quit_) for name, agent in agents.items()]
+    taken = None if after is None else Taken({name: after.get(name, first(attempt)) for name in agents})
     for reader in readers:
+        if after and reader.decoder.host in after:
+            reader.decoder.begin_at(after[reader.decoder.host])
         if reader.agent.host.local:
             reader.decoder.clock_offset = 0.0
         reader.start()
@@ -220,7 +286,8 @@ def follow(
                 piece = pieces.get(timeout=HOLD_S)
             except queue.Empty:
                 # Nobody has said anything: what is waiting for a quiet host has waited long enough.
-                yield Update([] if behind else merger.ready(time.time() - HOLD_S), not behind, away, lost)
+                events = [] if behind else merger.ready(time.time() - HOLD_S)
+                yield Update(events, not behind, away, lost, places_after(taken, events))
                 continue
             if piece.error:
                 refused.add(piece.host)
@@ -238,12 +305,26 @@ def follow(
                 behind.discard(piece.host)
             events = merger.add(piece, time.time() + CLOCKS_AGREE_S)
             events = events if behind else events + merger.ready(time.time() - HOLD_S)
-            yield Update(events, not behind, away, lost)
+            if taken:
+                taken.heard(piece.host, piece.place)
+            yield Update(events, not behind, away, lost, places_after(taken, events))
     finally:
         quit_.set()
         deadline = time.monotonic() + QUIT_S
         while any(reader.is_alive() for reader in readers) and time.monotonic() < deadline:
             drain(pieces)
+
+
+def first(attempt: int) -> Place:
+    """Before anything that a host tells of this attempt."""
+    return Place((attempt, 1, 0))
+
+
+def places_after(taken: Taken | None, events: Sequence[Event]) -> Mapping[str, Place]:
+    if taken is None:
+        return {}
+    taken.gave(events)
+    return {host: place for host, place in taken.places.items() if place.taken}
 
 
 def presence(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

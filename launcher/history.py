@@ -1,22 +1,26 @@
-"""What this controller has run: one small file a run, so that it can be found again from anywhere."""
+"""What this controller has run: a row each in one SQLite file, to be found again from anywhere."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from launcher import database
 from launcher.errors import RingctlError
 from launcher.model import Host, Inventory, Plan, RunState, from_json, to_json
 from launcher.plan import LaunchOptions
-from launcher.wholefile import replace_whole
+from launcher.wholefile import replace_whole, sync_folder
 
 T = TypeVar("T")
+UNREADABLE = (OSError, ValueError, TypeError, KeyError, RecursionError)
+TOLD = ("step", "steps", "epoch", "epochs", "loss", "accuracy", "samples_per_s", "parameters_sha256")
 
 
 @dataclass(frozen=True)
@@ -43,43 +47,8 @@ def home() -> Path:
     return Path(os.environ.get("RINGCTL_HOME") or Path.home() / ".ringctl")
 
 
-def remember(plan: Plan, inventory: Inventory, options: LaunchOptions) -> None:
-    """Written before anything is started, so that even a killed launch can be found and stopped."""
-    names = {host.host for host in plan.hosts}
-    hosts = tuple(host for host in inventory.hosts if host.name in names)
-    before = read(path_of(plan.run))
-    earlier = (*before.hosts, *before.former) if before else ()
-    former = tuple(host for host in earlier if host.name not in names)
-    write(Record(plan, hosts, time.time(), inventory, options, former=former))
-
-
-def close(end: RunState, cause: Mapping[str, Any] | None = None) -> None:
-    """The run is over, and this is how it ended; a cause that was found before stays."""
-    record = read(path_of(end.run))
-    if record is not None and record.plan.attempt == end.attempt:
-        with contextlib.suppress(RingctlError):  # then the hosts are asked again the next time
-            write(replace(record, end=end, cause=cause or record.cause))
-
-
-def forget(run: str) -> None:
-    path_of(run).unlink(missing_ok=True)
-
-
-def path_of(run: str) -> Path:
-    return home() / "history" / f"{run}.json"
-
-
-def write(record: Record) -> None:
-    write_as(record, path_of(record.plan.run))
-
-
-def write_as(record: Any, path: Path) -> None:
-    """A record as JSON, in place of what was there, at once and for good."""
-    make_folder(path.parent)
-    try:
-        replace_whole(path, json.dumps(to_json(record)).encode())
-    except OSError as error:
-        raise RingctlError(f"{path}: cannot be written: {error.strerror}") from None
+def file() -> Path:
+    return home() / "history.db"
 
 
 def make_folder(path: Path) -> None:
@@ -91,19 +60,264 @@ def make_folder(path: Path) -> None:
         raise RingctlError(f"{path}: cannot be made: {error.strerror}") from None
 
 
+# --- Runs ----------------------------------------------------------------------------------------
+
+
+def remember(plan: Plan, inventory: Inventory, options: LaunchOptions) -> None:
+    """Written before anything is started, so that even a killed launch can be found and stopped."""
+    names = {host.host for host in plan.hosts}
+    hosts = tuple(host for host in inventory.hosts if host.name in names)
+
+    def work(db: sqlite3.Connection) -> None:
+        before = record_of(db, plan.run)
+        earlier = (*before.hosts, *before.former) if before else ()
+        former = tuple(host for host in earlier if host.name not in names)
+        put(db, Record(plan, hosts, time.time(), inventory, options, former=former))
+
+    change(work)
+
+
+def close(end: RunState, cause: Mapping[str, Any] | None = None) -> None:
+    """The run is over, and this is how it ended; a cause that was found before stays."""
+
+    def work(db: sqlite3.Connection) -> None:
+        record = record_of(db, end.run)
+        if record is not None and record.plan.attempt == end.attempt:
+            put(db, replace(record, end=end, cause=cause or record.cause))
+
+    with contextlib.suppress(RingctlError):  # then the hosts are asked again the next time
+        if file().exists() or old_folder().is_dir():
+            change(work)
+
+
+def forget(run: str) -> None:
+    """All that is known of it, also what was recorded."""
+
+    def work(db: sqlite3.Connection) -> None:
+        for table in ("runs", *database.OF_A_RUN):
+            db.execute(f"DELETE FROM {table} WHERE run = ?", (run,))  # noqa: S608 - names of our own tables
+
+    change(work)
+
+
+def write(record: Record) -> None:
+    change(lambda db: put(db, record))
+
+
 def recall() -> list[Record]:
-    """All of them, oldest first; a file that cannot be read is left out."""
-    records = [read(path) for path in (home() / "history").glob("*.json")]
-    return sorted((record for record in records if record), key=lambda record: record.started)
+    """All of them, oldest first; one that cannot be read is left out."""
+    nothing: list[str | None] = []
+    found = ask(lambda db: [row["record"] for row in db.execute("SELECT record FROM runs")], nothing)
+    records = {record.plan.run: record for record in old_records().values()}
+    records |= {record.plan.run: record for record in map(decoded, found) if record}
+    return sorted(records.values(), key=lambda record: record.started)
 
 
-def read(path: Path) -> Record | None:
-    return read_as(Record, path)
+def read(run: str) -> Record | None:
+    return ask(lambda db: record_of(db, run), None) or old_records().get(run)
+
+
+def names() -> list[str]:
+    """The ids of all runs, oldest first; none where there is something wrong, for a shell that completes."""
+    try:
+        return ask(lambda db: [row["run"] for row in db.execute("SELECT run FROM runs ORDER BY run")], [])
+    except RingctlError:
+        return []
+
+
+def ask(work: database.Work[T], nothing: T) -> T:
+    """What `work` finds in the history."""
+    with contextlib.suppress(RingctlError):  # a disk that can only be read: they are read where they are
+        take_in_old()
+    return database.read(file(), work, nothing)
+
+
+def change(work: database.Work[T], *, safe: bool = True) -> T:
+    """All that `work` does, or nothing of it."""
+    make_folder(home())
+    take_in_old()
+    return database.write(file(), work, safe=safe)
+
+
+# --- Rows ----------------------------------------------------------------------------------------
+
+PUT = """
+    INSERT INTO runs (run, name, user, state, world, attempt, hosts, submitted, started, ended, error, fix,
+        command, summary, record)
+    VALUES (:run, :name, :user, :state, :world, :attempt, :hosts, :started, :started, :ended, :error, :fix,
+        :command, :summary, :record)
+    ON CONFLICT (run) DO UPDATE SET name = :name, state = :state, world = :world, attempt = :attempt,
+        hosts = :hosts, started = :started, ended = :ended, error = :error, fix = :fix, command = :command,
+        summary = :summary, record = :record"""
+
+
+def put(db: sqlite3.Connection, record: Record) -> None:
+    """The run's row, in place of the one that was; who handed it in, and when, stays."""
+    plan, end, cause = record.plan, record.end, record.cause or {}
+    told = db.execute("SELECT summary FROM runs WHERE run = ?", (plan.run,)).fetchone()
+    values = {
+        "run": plan.run,
+        "name": plan.name,
+        "user": own_name(),
+        "state": end.state if end else "starting",
+        "world": plan.world,
+        "attempt": plan.attempt,
+        "hosts": json.dumps([host.name for host in record.hosts]),
+        "started": record.started,
+        "ended": end.ended if end else None,
+        "error": str(cause.get("text") or "") if end else "",
+        "fix": str(cause.get("fix") or "") if end else "",
+        "command": json.dumps(plan.command),
+        "summary": json.dumps({**(json.loads(told["summary"]) if told else {}), **told_by(end)}),
+        "record": json.dumps(to_json(record)),
+    }
+    db.execute(PUT, values)
+
+
+def told_by(end: RunState | None) -> dict[str, Any]:
+    """What the ranks last said of how far they came."""
+    if end is None:
+        return {}
+    metrics = [rank.metric for rank in end.ranks.values()]
+    told = {key: next((metric[key] for metric in metrics if key in metric), None) for key in TOLD}
+    speeds = [metric.get("samples_per_s") for metric in metrics]
+    told["samples_per_s"] = sum(speed for speed in speeds if isinstance(speed, (int, float))) or None
+    return {key: value for key, value in told.items() if value is not None}
+
+
+def own_name() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+def record_of(db: sqlite3.Connection, run: str) -> Record | None:
+    row = db.execute("SELECT record FROM runs WHERE run = ?", (run,)).fetchone()
+    return decoded(row["record"]) if row else None
+
+
+def decoded(text: str | None) -> Record | None:
+    """None for a run that was only handed in so far, or that another version has written."""
+    try:
+        return from_json(Record, json.loads(text)) if text else None
+    except UNREADABLE:
+        return None
+
+
+def enlist(
+    run: str,
+    *,
+    name: str = "",
+    user: str = "",
+    world: int = 0,
+    hosts: Sequence[str] = (),
+    command: Sequence[str] = (),
+    state: str = "queued",
+) -> None:
+    """A run that was handed in, and is not started yet; once more changes nothing."""
+    lists = (json.dumps(list(hosts)), json.dumps(list(command)))
+    values = (run, name, user or own_name(), state, world, lists[0], time.time(), lists[1])
+    change(
+        lambda db: db.execute(
+            "INSERT INTO runs (run, name, user, state, world, attempt, hosts, submitted, command) "
+            "VALUES (?, ?, ?, ?, ?, 1, ?, ?, ?) ON CONFLICT (run) DO NOTHING",
+            values,
+        )
+    )
+
+
+def mark(run: str, state: str, *, error: str = "", fix: str = "") -> None:
+    """How a run is that no host can tell of: it was cancelled, say, or never came to a start."""
+    words = "UPDATE runs SET state = ?, error = ?, fix = ? WHERE run = ?"
+    change(lambda db: db.execute(words, (state, error, fix, run)))
+
+
+# --- Notes ---------------------------------------------------------------------------------------
+
+
+def note(key: str, data: Any) -> None:
+    """Keep the newest of its kind, such as the last preflight of an inventory."""
+    values = (key, time.time(), json.dumps(data))
+    change(lambda db: db.execute("INSERT OR REPLACE INTO notes VALUES (?, ?, ?)", values), safe=False)
+
+
+def noted(key: str) -> tuple[float, Any] | None:
+    """When it was noted, and what."""
+    row = ask(lambda db: db.execute("SELECT time, data FROM notes WHERE key = ?", (key,)).fetchone(), None)
+    return (row["time"], json.loads(row["data"])) if row else None
+
+
+# --- What ringctl wrote before it had a database: a file a run -----------------------------------
+
+
+def old_folder() -> Path:
+    return home() / "history"
+
+
+def old_records() -> dict[str, Record]:
+    """Those of the files that can be read."""
+    try:
+        paths = sorted(old_folder().glob("*.json")) if old_folder().is_dir() else []
+    except OSError:
+        return {}
+    records = [read_as(Record, path) for path in paths]
+    return {record.plan.run: record for record in records if record}
+
+
+def take_in_old() -> None:
+    """Make rows of the files, and only then remove them: whoever is killed in between does it again. An older
+    ringctl that still runs may write new ones."""
+    if not old_folder().is_dir():
+        return
+    make_folder(home())
+
+    def work(db: sqlite3.Connection) -> list[Path]:
+        done = []
+        for path in old_folder().glob("*.json"):
+            record = read_as(Record, path)
+            if record is not None:
+                known = record_of(db, record.plan.run)
+                if known is None or is_later(record, known):
+                    put(db, record)
+                done.append(path)
+        return done
+
+    done = database.write(file(), work)
+    try:
+        for path in done:
+            path.unlink(missing_ok=True)
+        if list(old_folder().iterdir()):  # what nobody can read is nobody's to delete
+            os.rename(old_folder(), home() / f"history.unread-{time.strftime('%Y%m%d-%H%M%S')}")
+        else:
+            old_folder().rmdir()
+        sync_folder(home())
+    except OSError:
+        pass  # somebody else does it at the same time, or it is tried again the next time
+
+
+def is_later(one: Record, other: Record) -> bool:
+    known = (other.plan.attempt, other.end is not None)
+    return (one.plan.attempt, one.end is not None) > known
+
+
+# --- Files of others below our folder ------------------------------------------------------------
+
+
+def write_as(record: Any, path: Path) -> None:
+    """A record as JSON, in place of what was there, at once and for good."""
+    make_folder(path.parent)
+    try:
+        replace_whole(path, json.dumps(to_json(record)).encode())
+    except OSError as error:
+        raise RingctlError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def read_as(kind: type[T], path: Path) -> T | None:
     """What `write_as` wrote; None if there is nothing that can be read."""
     try:
         return from_json(kind, json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except UNREADABLE:
         return None

@@ -11,10 +11,13 @@ import re
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.errors import InputError
 from launcher.model import HostPlan, Plan
+
+if TYPE_CHECKING:
+    from launcher.plan import LaunchOptions
 
 SHOWN = "***"
 SHORTEST = 6  # a shorter value is part of too many words to be looked for in a log
@@ -138,6 +141,11 @@ def to_look_for(variables: Mapping[str, str]) -> tuple[str, ...]:
     """Values that no line of a log may show, the longest first, for one may be part of another."""
     values = {value.value for value in variables.values() if isinstance(value, Hidden)}
     return tuple(sorted((value for value in values if len(value) >= SHORTEST), key=len, reverse=True))
+
+
+def of_run(options: LaunchOptions) -> tuple[str, ...]:
+    """Values that its log may not show; raises InputError if the file that they came from cannot be read."""
+    return to_look_for(read_env_file(options.env_file)) if options.env_file else ()
 
 
 def without(values: Iterable[str], said: Any) -> Any:

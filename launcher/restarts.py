@@ -188,7 +188,7 @@ def wait(seconds: float, interrupts: Interrupts, book: Book) -> bool:
 
 def current_attempt(run: str, attempt: int) -> int:
     """The newest attempt that somebody began to start; a start that failed has used up its number."""
-    record = history.read(history.path_of(run))
+    record = history.read(run)
     return max(attempt, record.plan.attempt) if record else attempt
 
 
@@ -198,7 +198,7 @@ def again(
     """End what is left of the attempts before, look whether all hosts are well, and start the next one: on
     the same hosts, or, where that is allowed, without those that cannot be reached."""
     run = asked.options.run
-    record = history.read(history.path_of(run))
+    record = history.read(run)
     hosts = (*record.hosts, *record.former) if record else ()
     ended = runs.stop(agents_for(hosts, pool), run, GRACE_S, AGAIN, attempt=attempt)
     needed = {host.name for host in record.hosts} if record else set()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from launcher import fold, history, render, text, watch, watching
+from launcher import fold, render, text, watch, watching
 from launcher.agent import Agent
 from launcher.diagnose import Tails
 from launcher.errors import HostError, InputError, RingctlError
@@ -53,24 +52,11 @@ def follow_attempts(latest: Latest, wanted: Filter, look: Look) -> int:
             return code
         outcome.note()
         shown = outcome.state.attempt
-        if outcome.state.state in ("succeeded", "stopped") or not begins_again(found.run, shown):
+        if outcome.state.state in ("succeeded", "stopped") or not watching.begins_again(found.run, shown):
             finish(outcome, look)
             return code
         print(f"attempt {shown} {outcome.state.state}; attempt {shown + 1}:", file=sys.stderr)
         look = replace(look, tail=None)
-
-
-def begins_again(run: str, attempt: int) -> bool:
-    """Wait as long as somebody may start the run again: whether a later attempt than this has started."""
-    while True:
-        watched = watching.read(run) if watching.is_watched(run) else None
-        record = history.read(history.path_of(run))
-        if record is not None and record.plan.attempt > attempt:
-            if watched is None or not watched.doing:  # it is not just about to
-                return watched is not None or record.end is not None
-        elif watched is None:
-            return False
-        time.sleep(0.1)
 
 
 def previous(found: Found, agents: Mapping[str, Agent]) -> int:

@@ -10,7 +10,7 @@ import math
 import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.logs import visible
@@ -18,9 +18,11 @@ from launcher.model import Event, RankStatus, RunStatus, from_json
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # of a run: also that of its folder
 HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:%-]{0,254}")
+USER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@+$-]{0,63}")
 SIGNAL = re.compile(r"[A-Za-z0-9_+-]{1,40}")
 MOST_RANKS = 100_000  # of a run
 MOST_RANKS_HERE = 1024  # of a host: what an inventory allows
+MOST_RUNS = 1000  # that a host tells of at once
 LATEST = 1e11  # in the year 5138; what `time.localtime` knows ends later
 LONGEST_WORDS = 2000
 NONE = type(None)
@@ -100,6 +102,64 @@ def check_stopped(answer: Mapping[str, Any]) -> None:
             raise TypeError("not a list of numbers")
     if answer["known"] and answer["was"] not in RunStatus.__args__:  # type: ignore[attr-defined]  # a Literal
         raise ValueError("was")
+
+
+# --- Slots ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SlotsTold:
+    """A run that has slots of a host, of whichever user; see hostslots.taken."""
+
+    run: str
+    user: str
+    attempt: int
+    slots: int
+    world: int
+    shared: bool
+
+
+@dataclass(frozen=True)
+class HostNow:
+    """Who has what of a host, and what it is doing. What it does not know is -1, or no load."""
+
+    runs: tuple[SlotsTold, ...]
+    load: tuple[float, ...]
+    cores: int
+    memory_free: int
+    memory_total: int
+    disk_free: int
+    disk_total: int
+    time: float
+    problem: str = ""  # why what runs take is not written down there for others to see
+
+
+def checked_now(answer: Mapping[str, Any]) -> HostNow:
+    """The answer to `slots`; see hostd's command_slots."""
+    told = from_json(HostNow, dict(answer))
+    sizes = (told.memory_free, told.memory_total, told.disk_free, told.disk_total)
+    good = (
+        len(told.runs) <= MOST_RUNS
+        and all(map(plausible, told.runs))
+        and len(told.load) in (0, 3)
+        and all(0 <= load < 1e6 for load in told.load)
+        and 0 < told.cores < 1 << 20
+        and all(-1 <= size < 1 << 64 for size in sizes)
+        and is_moment(told.time)
+    )
+    if not good:
+        raise ValueError("what no host is like")
+    return replace(told, problem=words_of(told.problem))
+
+
+def plausible(told: SlotsTold) -> bool:
+    return bool(
+        NAME.fullmatch(told.run)
+        and USER.fullmatch(told.user)
+        and 1 <= told.attempt <= 10**6
+        and 1 <= told.slots <= MOST_RANKS_HERE
+        and told.slots <= told.world <= MOST_RANKS
+    )
 
 
 # --- Events --------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -161,11 +161,11 @@ class Keeper:
 
 
 @contextlib.contextmanager
-def _lock(run: str) -> Iterator[bool]:
+def lock(run: str, what: str = "lock") -> Iterator[bool]:
     """Whether the run's lock could be had; then it is ours meanwhile. The file stays: were it removed, two
     could hold locks of two files of the same name."""
     history.make_folder(folder())
-    descriptor = os.open(folder() / f"{run}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(folder() / f"{run}.{what}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -179,7 +179,7 @@ def _lock(run: str) -> Iterator[bool]:
 @contextlib.contextmanager
 def alone(run: str) -> Iterator[None]:
     """Nobody else starts this run meanwhile, or watches it."""
-    with _lock(run) as got:
+    with lock(run) as got:
         if not got:
             raise RingctlError(f"run {run} is being started, or watched, by somebody else at this moment")
         yield
@@ -188,8 +188,22 @@ def alone(run: str) -> Iterator[None]:
 def is_watched(run: str) -> bool:
     if not (folder() / f"{run}.lock").exists():
         return False
-    with _lock(run) as got:
+    with lock(run) as got:
         return not got
+
+
+def begins_again(run: str, attempt: int, given_up: Callable[[], bool] = lambda: False) -> bool:
+    """Wait as long as somebody may start the run again: whether a later attempt than this has started."""
+    while not given_up():
+        watched = read(run) if is_watched(run) else None
+        record = history.read(run)
+        if record is not None and record.plan.attempt > attempt:
+            if watched is None or not watched.doing:  # it is not just about to
+                return watched is not None or record.end is not None
+        elif watched is None:
+            return False
+        time.sleep(0.1)
+    return False
 
 
 def unwatched() -> list[str]:

@@ -1,5 +1,6 @@
 """Whatever is written is cut off at each of its steps: by a kill, by a power cut, by a full disk. What was
-there before or what came must be there, whole; it must go on from there; and nothing may stay beside it."""
+there before or what came must be there, whole; it must go on from there; and nothing may stay beside it.
+The history, which SQLite writes, is killed in test_history.py."""
 
 from __future__ import annotations
 
@@ -21,10 +22,8 @@ from typing import Any
 
 import pytest
 
-from launcher import history, hostd, hoststore, inventory, mending, watching
+from launcher import hostd, hoststore, inventory, mending, watching
 from launcher.errors import RingctlError
-from launcher.model import Host, Inventory, Plan
-from launcher.plan import LaunchOptions
 from launcher.preflight.mend import Action, Means
 from launcher.yamltext import Edit
 from tests.conftest import eventually
@@ -472,41 +471,6 @@ def test_a_snapshot_is_there_whole_or_not_at_all(
 
 
 # --- On the controller ---------------------------------------------------------------------------
-
-
-def launched(attempt: int) -> None:
-    plan = Plan(RUN, "", attempt, 1, "127.0.0.1", 1, ("true",), ())
-    history.remember(plan, Inventory((Host("a", "10.0.0.1"),), "a"), LaunchOptions(RUN, "", ("true",), "/t"))
-
-
-@pytest.mark.parametrize("how", ENDS)
-def test_a_run_is_remembered_as_it_was_or_as_it_is(folder: Path, how: str) -> None:
-    def attempts() -> list[int]:
-        return [record.plan.attempt for record in history.recall()]
-
-    def done() -> None:
-        assert attempts() == [2]
-        assert beside(folder / "history") == {f"{RUN}.json"}
-
-    case = Case(
-        prepare=lambda: launched(1),
-        act=lambda: launched(2),
-        whole=lambda: check(attempts() in ([1], [2])),
-        done=done,
-        at_once=lambda: check(beside(folder / "history") == {f"{RUN}.json"}),
-    )
-    goes_through(case, how, folder)
-
-
-@pytest.mark.parametrize("how", ENDS)
-def test_the_first_run_ever_is_remembered_or_not(folder: Path, how: str) -> None:
-    case = Case(
-        prepare=lambda: None,
-        act=lambda: launched(1),
-        whole=lambda: check(len(history.recall()) <= 1),
-        done=lambda: check(len(history.recall()) == 1 and beside(folder / "history") == {f"{RUN}.json"}),
-    )
-    goes_through(case, how, folder)
 
 
 @pytest.mark.parametrize("how", ENDS)

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from launcher.model import Plan, from_json
+from launcher import history
+from launcher.model import Plan, from_json, to_json
 from tests.launcher.ringctl import (
     detach,
     events,
@@ -212,14 +213,17 @@ def test_a_relative_home_folder_means_the_one_seen_from_here(
 def test_what_ringctl_keeps_is_for_its_user_alone() -> None:
     run = detach(["true"], world=1)
     wait_until_final(run)
-    for folder in (home(), home() / "history", home() / "runs", run_folder(run)):
+    for folder in (home(), home() / "runs", run_folder(run)):
         assert folder.stat().st_mode & 0o777 == 0o700, folder
+    for path in home().glob("history*"):
+        assert path.stat().st_mode & 0o777 == 0o600, path
+    assert history.file().exists()
 
 
 def test_a_home_folder_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RINGCTL_HOME", "/dev/null/home")
     done = ringctl("launch", "--local", "--world", "1", "--skip-preflight", "--", "true", code=1)
-    assert re.fullmatch(r"error: /dev/null/home/history: cannot be made: Not a directory\n", done.stderr)
+    assert re.fullmatch(r"error: /dev/null/home: cannot be made: Not a directory\n", done.stderr)
     assert ringctl("ps", "--json").stdout == "[]\n"
 
 
@@ -419,5 +423,6 @@ def test_what_was_planned_is_what_is_started() -> None:
     run = detach(["true"])
     wait_until_final(run)
     told = json.loads((run_folder(run) / "plan.json").read_text())
-    remembered = json.loads((home() / "history" / f"{run}.json").read_text())["plan"]
-    assert told["ranks"] == remembered["hosts"][0]["ranks"]
+    record = history.read(run)
+    assert record is not None
+    assert told["ranks"] == json.loads(json.dumps(to_json(record.plan)))["hosts"][0]["ranks"]

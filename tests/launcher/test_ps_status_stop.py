@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from launcher import history
+from launcher.model import to_json
 from tests.launcher.ringctl import (
     detach,
     events,
@@ -42,8 +44,8 @@ def status(*run: str) -> Any:
     return json.loads(ringctl("status", *run, "--json").stdout)
 
 
-def history() -> Path:
-    return Path(os.environ["RINGCTL_HOME"]) / "history"
+def home() -> Path:
+    return Path(os.environ["RINGCTL_HOME"])
 
 
 # --- ps ------------------------------------------------------------------------------------------
@@ -52,7 +54,7 @@ def history() -> Path:
 def test_where_nothing_ran_ps_says_how_to_start() -> None:
     assert "ringctl launch" in ringctl("ps").stdout
     assert ps() == []
-    assert not history().parent.exists()
+    assert not home().exists()
 
 
 def test_ps_lists_runs_with_their_states_oldest_first() -> None:
@@ -84,7 +86,7 @@ def test_ps_lists_runs_with_their_states_oldest_first() -> None:
 def test_ps_shows_the_last_twenty_and_whatever_still_runs() -> None:
     going = detach(["sleep", "600"], world=1)
     done = finished("true")
-    (history() / f"{done}.json").unlink()
+    history.forget(done)
     original = state(done)
     for number in range(24):
         copy = f"{done}-{number:02}"
@@ -99,7 +101,7 @@ def test_ps_shows_the_last_twenty_and_whatever_still_runs() -> None:
 
 def test_a_run_is_found_on_this_machine_even_if_nobody_remembers_starting_it() -> None:
     run = detach(["sh", "-c", "echo up; exec sleep 600"], options=["--name", "mine"])
-    shutil.rmtree(history())
+    history.file().unlink()
     assert [(r["run"], r["name"], r["state"]) for r in ps()] == [(run, "mine", "running")]
     wait_for(lambda: "up" in ringctl("logs", "mine").stdout, "its log")
     ringctl("stop", "mine")
@@ -134,12 +136,22 @@ def folder_without_a_state() -> None:
     run_folder("empty").mkdir()
 
 
+def spoil_row(run: str, record: str) -> None:
+    history.enlist(run)
+    history.change(lambda db: db.execute("UPDATE runs SET record = ? WHERE run = ?", (record, run)))
+
+
 def broken_history() -> None:
-    (history() / "cut.json").write_text('{"plan": {"ru')
-    (history() / "list.json").write_text("[]")
-    whole = json.loads(next(history().glob("2*.json")).read_text())
-    whole["hosts"][0]["variables"] = ["of", "another", "shape"]
-    (history() / "odd.json").write_text(json.dumps(whole))
+    """Rows that another version has written, and files of an older one."""
+    (record,) = history.recall()
+    odd = to_json(record)
+    odd["hosts"][0]["variables"] = ["of", "another", "shape"]
+    spoilt = ('{"plan": {"ru', "[]", json.dumps(odd))
+    for number, text in enumerate(spoilt):
+        spoil_row(f"spoilt-{number}", text)
+    (home() / "history").mkdir()
+    for number, text in enumerate(spoilt):
+        (home() / "history" / f"{number}.json").write_text(text)
 
 
 @pytest.mark.parametrize(

@@ -256,7 +256,7 @@ def test_a_watcher_that_dies_before_the_next_attempt_is_anywhere_is_replaced_and
     wait_for(lambda: "begins in 600 s" in (status(run)["watched"] or ""), "the wait")
     os.kill(watcher, signal.SIGKILL)
     wait_for(lambda: not is_alive(watcher), "its end")
-    record = history.read(history.path_of(run))
+    record = history.read(run)
     assert record is not None
     plan = replace(record.plan, attempt=2)  # as it is written just before the start
     options = replace(record.options, restart_delay=0.1)

@@ -36,7 +36,7 @@ def orphans(scene: Scene) -> list[str]:
         found.append(f"left running: {hosts.left_on(scene.cluster)}")
     if not eventually(lambda: not launcher_processes(scene), 10.0):
         found.append(f"watchers: {launcher_processes(scene)}")
-    places = [scene.home / "history", scene.home / "watch"]
+    places = [scene.home / "watch"]
     places += [scene.cluster.path(host, f"{OURS}/runs") for host in scene.cluster.names]
     found += [f"temporary: {path}" for place in places for path in temporary_files(place)]
     return found
@@ -49,7 +49,7 @@ def temporary_files(place: Path) -> Iterator[Path]:
 def unreadable(scene: Scene) -> list[str]:
     """State and event files that are not what they should be."""
     found = []
-    places = [scene.home / "history", scene.home / "watch"]
+    places = [scene.home / "watch"]
     places += [scene.cluster.path(host, f"{OURS}/runs") for host in scene.cluster.names]
     for path in [path for place in places for kind in ("json", "jsonl") for path in place.rglob(f"*.{kind}")]:
         try:
@@ -58,6 +58,7 @@ def unreadable(scene: Scene) -> list[str]:
                 json.loads(line)
         except ValueError as error:
             found.append(f"{path}: {error}")
+    found += [f"damaged: {path}" for path in scene.home.glob("history.db.damaged-*")]
     return found
 
 

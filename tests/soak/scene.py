@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher import history
 from tests.launcher import hosts
 from tests.launcher.hosts import OURS, Hosts
 from tests.launcher.ringctl import RINGCTL, is_alive, ringctl, wait_for
@@ -71,8 +72,7 @@ class Scene:
         return Run(self, "launch", *AGAIN, *options, "--", "python3", "count.py", str(lines))
 
     def runs(self) -> list[str]:
-        found = [path.stem for path in (self.home / "history").glob("*.json")]
-        return sorted(found)
+        return sorted(record.plan.run for record in history.recall())
 
     # hosts
 

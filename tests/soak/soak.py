@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from launcher import history
 from tests.launcher import hosts
 from tests.launcher.hosts import Hosts
 from tests.soak.checks import problems
@@ -112,8 +113,9 @@ def clear(scene: Scene, runs: Sequence[str]) -> None:
     for pid in launcher_processes(scene):
         os.kill(pid, signal.SIGKILL)
     hosts.reset(scene.cluster)
-    for name in ("watch", "history"):
-        shutil.rmtree(scene.home / name, ignore_errors=True)
+    shutil.rmtree(scene.home / "watch", ignore_errors=True)
+    for run in scene.runs():
+        history.forget(run)
 
 
 def forget(scene: Scene, expected: Expected) -> None:
@@ -121,7 +123,7 @@ def forget(scene: Scene, expected: Expected) -> None:
     for run in expected.runs:
         for host in scene.cluster.names:
             shutil.rmtree(scene.on(host, run), ignore_errors=True)
-        (scene.home / "history" / f"{run}.json").unlink(missing_ok=True)
+        history.forget(run)
 
 
 def summary(tally: Tally) -> list[str]:

@@ -1,0 +1,269 @@
+"""Follow a run through all its attempts, and write down what happens: each event once, whoever is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from launcher import fold, history, redact, runs, tape, watch, watching
+from launcher.agent import Agent, agents_for
+from launcher.diagnose import Tails
+from launcher.errors import InputError, RingctlError
+from launcher.follow import Place, Update, follow
+from launcher.history import Record
+from launcher.model import Event, RunState
+from launcher.transport import Pool
+
+FLUSH_S = 0.15  # how long events wait for others to be written down with
+MOST_EVENTS = 5000  # that wait
+START_S = 60.0  # by then a run that was remembered has started everywhere, or will not
+AGAIN_S = 0.3
+GONE_S = 60.0  # a host that the others do not wait for any more is waited for so long
+LATELY_S = 86400.0  # a run that ended before anybody recorded it, so long ago, is still recorded
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What was just written down."""
+
+    run: str
+    first: int  # the number of the first event
+    events: Sequence[Event]
+    state: RunState
+    unheard: Mapping[str, str]  # hosts that cannot be heard at the moment, and why
+    over: bool = False  # nothing more will come
+
+
+class Recorder:
+    """Records one run, in whatever thread `record` is called in."""
+
+    def __init__(
+        self,
+        run: str,
+        *,
+        on_batch: Callable[[Batch], None] = lambda _: None,
+        stop: threading.Event | None = None,
+        note: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.run, self.on_batch, self.note = run, on_batch, note
+        self.stop = stop or threading.Event()
+        self.state: RunState | None = None  # as it is written down; only ever replaced
+        self.unheard: Mapping[str, str] = {}
+
+    def record(self) -> watch.Outcome | None:
+        """Until the run is over and nobody starts it again, or until `stop` is set: then None."""
+        with watching.lock(self.run, "recording") as got:
+            if not got:
+                raise RingctlError(f"run {self.run} is being recorded by somebody else at this moment")
+            with contextlib.closing(Pool(no_input=True)) as pool, tape.Tape(self.run) as book:
+                try:
+                    return self._attempts(pool, book)
+                except tape.Forgotten:  # its launch took another id
+                    return None
+
+    def _attempts(self, pool: Pool, book: tape.Tape) -> watch.Outcome | None:
+        while (record := history.read(self.run)) is not None and not self.stop.is_set():
+            newest = record.plan.attempt
+            pool.hidden = self._hidden(record)
+            for missed in range(1, newest):
+                if not tape.is_recorded(self.run, missed):
+                    Attempt(self, record, missed, pool, book).follow()
+            attempt = Attempt(self, record, newest, pool, book)
+            outcome = attempt.follow() if attempt.wait_for_start() else None
+            if outcome is None:
+                break
+            over = outcome.state.state in ("succeeded", "stopped")
+            if over or not watching.begins_again(self.run, newest, self.stop.is_set):
+                self._tell(book.last + 1, (), outcome.state, {}, over=not self.stop.is_set())
+                return outcome
+        return None
+
+    def _hidden(self, record: Record) -> tuple[str, ...]:
+        try:
+            return redact.of_run(record.options)
+        except InputError as error:
+            self.note(f"run {self.run}: secrets are not looked for in what is recorded: {error.message}")
+            return ()
+
+    def _tell(
+        self,
+        first: int,
+        events: Sequence[Event],
+        state: RunState,
+        unheard: Mapping[str, str],
+        *,
+        over: bool = False,
+    ) -> None:
+        self.state, self.unheard = state, unheard
+        self.on_batch(Batch(self.run, first, events, state, unheard, over))
+
+
+class Attempt:
+    """One attempt of a run that is recorded."""
+
+    def __init__(self, recorder: Recorder, record: Record, attempt: int, pool: Pool, book: tape.Tape) -> None:
+        self.recorder, self.record, self.attempt, self.book = recorder, record, attempt, book
+        self.pool = pool
+        self.newest = attempt == record.plan.attempt
+        self.live = self.newest and record.end is None
+        self.state, self.tails = resumed(record, attempt)
+        self.pending: list[Event] = []
+        self.places: Mapping[str, Place] = {}
+        self.due = 0.0
+        self.gone_since: float | None = None
+
+    def agents(self) -> Mapping[str, Agent]:
+        hosts = self.record.hosts if self.newest else (*self.record.hosts, *self.record.former)
+        return agents_for(hosts, self.pool)
+
+    def wait_for_start(self) -> bool:
+        """Until every host that can be asked has the attempt: it is remembered before it is started. Whether
+        there is any sense in following it: it was not forgotten, nor anybody told us to stop."""
+        while self.live and time.time() < self.record.started + START_S:
+            answers = runs.ask_hosts(self.record.hosts, self.pool, self.record.plan.run)
+            told = [
+                [state["attempt"] for state in runs.states_in(answer, self.record.plan.run)]
+                for _, answer in answers
+                if not isinstance(answer, RingctlError)
+            ]
+            if all(max(each, default=0) >= self.attempt for each in told):
+                break
+            if self.recorder.stop.wait(AGAIN_S) or history.read(self.record.plan.run) is None:
+                return False
+        return not self.recorder.stop.is_set()
+
+    def follow(self) -> watch.Outcome | None:
+        """To its end, or as far as it goes; None if somebody told us to stop before."""
+        update: Update | None = None
+        places = self.book.places(self.attempt)
+        try:
+            events = follow(
+                self.agents(),
+                self.record.plan.run,
+                live=self.live,
+                attempt=self.attempt,
+                some=not self.newest,
+                after=places,
+            )
+            with contextlib.closing(events):  # type: ignore[type-var]  # a generator has a close()
+                for update in events:
+                    self.take(update)
+                    if self.recorder.stop.is_set() or self.waits_in_vain(update.away):
+                        break
+        except tape.NotRecorded:
+            raise
+        except RingctlError as error:  # no host knows of it
+            return self.never_was(error)
+        self.write(update.unheard if update else {})
+        if self.recorder.stop.is_set():
+            return None
+        return self.end(update)
+
+    def take(self, update: Update) -> None:
+        """Keep what came until it is worth a transaction."""
+        self.pending += update.events
+        self.places = update.places
+        now = time.monotonic()
+        if update.unheard != self.recorder.unheard or len(self.pending) >= MOST_EVENTS:
+            self.due = 0.0
+        if (self.pending or update.unheard != self.recorder.unheard) and now >= self.due:
+            self.write(update.unheard)
+            self.due = now + FLUSH_S
+
+    def write(self, unheard: Mapping[str, str]) -> None:
+        events, self.pending = self.pending, []
+        for event in events:
+            if event.kind != "line":
+                self.state = fold.fold(self.known(event), event)
+            self.tails.add(event)
+        first = self.book.append(events, self.attempt, self.places, self.state)
+        self.recorder._tell(first, events, self.state, dict(unheard))
+
+    def known(self, event: Event) -> RunState:
+        return self.state if self.newest else fold.with_rank(self.state, event)
+
+    def waits_in_vain(self, away: Mapping[str, str]) -> bool:
+        """Whether the run is over everywhere but on hosts that have been away for long."""
+        going_on = {rank.host for rank in self.state.ranks.values() if rank.state in ("waiting", "running")}
+        ended = any(rank.ended is not None for rank in self.state.ranks.values())
+        if not ended or not going_on or not going_on <= away.keys():
+            self.gone_since = None
+            return False
+        self.gone_since = self.gone_since or time.monotonic()
+        return time.monotonic() > self.gone_since + GONE_S
+
+    def end(self, update: Update | None) -> watch.Outcome | None:
+        """Write down how it ended."""
+        unheard = update.unheard if update else {}
+        outcome = watch.outcome(self.state, self.tails, unheard)
+        known = self.record.end if self.newest else None
+        if known is not None and outcome.state.state == "lost":  # whoever saw it end has heard more
+            outcome = watch.Outcome(known, None)
+        if self.newest:
+            outcome.note()
+        if self.newest or not (update and update.away):
+            self.book.finish(with_cause(outcome, self.record))
+        return outcome
+
+    def never_was(self, error: RingctlError) -> watch.Outcome | None:
+        """An attempt that did not start, or of which nobody knows any more."""
+        if not self.newest:
+            self.book.finish(watch.Outcome(fold.as_lost(self.state), None))
+            return None
+        end = self.record.end or fold.as_lost(self.state)
+        outcome = watch.Outcome(end, None)
+        self.book.finish(with_cause(outcome, self.record))
+        if self.record.end is None:
+            words = f"it did not start: {error.message}"
+            history.mark(self.record.plan.run, "failed", error=words, fix=error.fix)
+        return outcome
+
+
+def with_cause(outcome: watch.Outcome, record: Record) -> watch.Outcome:
+    """With what whoever saw it end has found, where we have found nothing."""
+    from launcher.diagnose import Cause
+    from launcher.model import from_json
+
+    known = record.cause if outcome.state.attempt == record.plan.attempt else None
+    if outcome.cause is not None or known is None:
+        return outcome
+    with contextlib.suppress(*history.UNREADABLE):
+        return replace(outcome, cause=from_json(Cause, dict(known)))
+    return outcome
+
+
+def resumed(record: Record, attempt: int) -> tuple[RunState, Tails]:
+    """The attempt as far as it is recorded."""
+    run, tails = record.plan.run, Tails()
+    state = tape.folded(run, attempt)
+    newest = attempt == record.plan.attempt
+    if state is None:
+        state = fold.initial(record.plan)
+        if not newest:
+            state = replace(state, attempt=attempt, ranks={}, world=0)  # it may have had others
+    for event in tape.unfolded(run, attempt):
+        state = fold.fold(state if newest else fold.with_rank(state, event), event)
+    for event in tape.last_words(run, attempt):
+        tails.add(event)
+    return state, tails
+
+
+def due() -> list[str]:
+    """Runs that are to be recorded, oldest first: those that go on, those whose newest attempt is recorded in
+    part or not at all, and those that ended lately without anybody recording them."""
+    words = """
+        SELECT r.run FROM runs r LEFT JOIN attempts a ON a.run = r.run AND a.attempt = r.attempt
+        WHERE r.record IS NOT NULL AND (
+            (r.state IN ('starting', 'running') AND NOT coalesce(a.over, 0))
+            OR (a.run IS NOT NULL AND NOT a.over)
+            OR (a.state = 'lost' AND r.ended IS NOT NULL)
+            OR (a.run IS NULL AND EXISTS (SELECT 1 FROM attempts WHERE run = r.run))
+            OR (a.run IS NULL AND r.ended > ?))
+        ORDER BY r.run"""
+    since = time.time() - LATELY_S
+    found: list[sqlite3.Row] = history.ask(lambda db: db.execute(words, (since,)).fetchall(), [])
+    return [row["run"] for row in found]

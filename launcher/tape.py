@@ -1,0 +1,537 @@
+"""What was recorded of runs: their events, numbered from 1 in each run, in the same file as the history.
+
+Events are in compressed chunks of JSON lines; metrics also in rows, of which some are marked so that a long
+series can be thinned without reading all of it. With the events of a transaction go the places up to which
+each host's are taken, so that whoever goes on after a kill neither loses one nor records one twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sqlite3
+import time
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from launcher import database, history
+from launcher.errors import RingctlError
+from launcher.fold import ASIDE
+from launcher.follow import Place
+from launcher.model import Event, RunState, from_json, to_json
+from launcher.text import number
+
+if TYPE_CHECKING:
+    from launcher.watch import Outcome
+
+Line = list[Any]  # [id, time, attempt, host, rank, stream, text]
+Metric = list[Any]  # [id, time, attempt, rank, {...}]
+
+CHUNK_BYTES = 64 << 10  # of JSON lines: a smaller chunk still grows
+LEVEL = 1  # of zlib: the quickest, and a log shrinks to a tenth with it
+FOLDED_S = 2.0  # how often the folded state is written down
+SPARK = 40  # losses in a list
+CHECKPOINT_PAGES = 4000
+LOOK_BYTES = 32 << 20  # of log that one question looks through
+LAST_EVENTS = 100_000  # that may tell why a run failed
+EARLIER_CHUNK = 500  # what a chunk counts for among the earlier ones
+OUT, ERR, TELLING = 1, 2, 4  # flags of a chunk: lines of both streams, and what tells of a failure
+ORDINARY, SCORED = 0, 1  # kinds of metrics: those with an accuracy are few, and none of them is to be missed
+CURVES = ("loss", "accuracy", "samples_per_s", "step_ms", "comm_ms", "bytes_sent")
+encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class NotRecorded(RingctlError):
+    """What happened could not be written down; whoever tries again goes on where it stopped."""
+
+
+class Forgotten(NotRecorded):
+    """There is no such run any more."""
+
+
+# --- Pure: events as text ------------------------------------------------------------------------
+
+
+def line_of(id_: int, event: Event) -> Line | None:
+    """As the API tells it."""
+    if event.kind != "line":
+        return None
+    return [id_, event.time, event.attempt, event.host, event.rank, event.data["stream"], event.data["text"]]
+
+
+def metric_of(id_: int, event: Event) -> Metric | None:
+    """With null for what JSON has no word for, such as a loss that is not a number."""
+    if event.kind != "metric":
+        return None
+    return [id_, event.time, event.attempt, event.rank, plain(event.data)]
+
+
+def plain(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: number(value) if isinstance(value, float) else value for key, value in data.items()}
+
+
+def encoded(events: Iterable[Event]) -> bytes:
+    """A JSON line each. What is looked for first comes first."""
+    rows = [encode([e.kind, e.host, e.rank, e.attempt, e.time, e.data]) for e in events]
+    return "\n".join(rows).encode() + b"\n"
+
+
+def decoded(run: str, row: bytes) -> Event:
+    kind, host, rank, attempt, when, data = json.loads(row)
+    return Event(kind, when, run, attempt, host, rank, data)
+
+
+def flags_of(events: Iterable[Event]) -> int:
+    flags = 0
+    for event in events:
+        if event.kind == "line":
+            flags |= OUT if event.data["stream"] == "out" else ERR
+        elif event.kind != "metric":
+            flags |= TELLING
+    return flags
+
+
+def level_of(ordinal: int) -> int:
+    """How far a series can be thinned with this one left: of every 2**level one is."""
+    return (ordinal & -ordinal).bit_length() - 1
+
+
+@dataclass
+class Summary:
+    """What a list shows of a run, brought up to date by each metric."""
+
+    told: dict[str, Any] = field(default_factory=dict)
+    speeds: dict[int, float] = field(default_factory=dict)
+
+    def add(self, event: Event) -> None:
+        data, rank = event.data, event.rank or 0
+        speed = number(data.get("samples_per_s"))
+        if speed is not None:
+            self.speeds[rank] = speed
+            self.told["samples_per_s"] = sum(self.speeds.values())
+        if rank != 0:
+            return
+        for key in history.TOLD:
+            if key != "samples_per_s" and key in data:
+                self.told[key] = number(data[key]) if isinstance(data[key], float) else data[key]
+        step, loss = data.get("step"), number(data.get("loss"))
+        if isinstance(step, int):
+            self.told["at"] = event.time
+            if self.told.get("since", [0])[0] != event.attempt:
+                self.told["since"] = [event.attempt, event.time, step]
+        if loss is not None:
+            self.draw(loss)
+
+    def draw(self, loss: float) -> None:
+        """Every n-th loss, and the newest; n doubles when there are too many."""
+        told = self.told
+        seen, every, spark = told.get("seen", 0), told.get("every", 1), told.get("spark", [])
+        kept = spark[: -(-seen // every)]  # without the newest, if that is there only as such
+        if len(kept) == SPARK:
+            kept, every = kept[::2], every * 2
+        told["seen"], told["every"] = seen + 1, every
+        told["spark"] = [*kept, float(f"{loss:.5g}")]
+
+
+# --- Writing -------------------------------------------------------------------------------------
+
+
+class Tape:
+    """Writes down one run; in the thread that made it, for it keeps the file open."""
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+        with told(history.file()):
+            history.make_folder(history.home())
+            self._db = database.opened(history.file())
+            try:
+                self._begin()
+            except BaseException:
+                self._db.close()
+                raise
+
+    def _begin(self) -> None:
+        self._db.execute("PRAGMA synchronous=NORMAL")  # what a power cut takes is asked for again
+        self._db.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
+        self._db.execute(f"PRAGMA journal_size_limit={database.MOST_WAL}")
+        ask = self._db.execute
+        row = ask("SELECT state, summary FROM runs WHERE run = ?", (self.run,)).fetchone()
+        self._summary = Summary(json.loads(row["summary"]) if row else {})
+        self._state = row["state"] if row else ""
+        chunk = ask("SELECT * FROM chunks WHERE run = ? ORDER BY first DESC LIMIT 1", (self.run,)).fetchone()
+        self._first, self.last, self._flags, self._open = 1, 0, 0, b""
+        if chunk is not None:
+            self._first, self.last, self._flags = chunk["first"], chunk["last"], chunk["flags"]
+            self._open = zlib.decompress(chunk["data"])
+        counts = ask("SELECT attempt, rank, kind, count FROM series WHERE run = ?", (self.run,))
+        self._counts = {(row["attempt"], row["rank"], row["kind"]): row["count"] for row in counts}
+        self._folded_at = 0.0
+
+    def __enter__(self) -> Tape:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._db.close()
+
+    def places(self, attempt: int) -> dict[str, Place]:
+        """How far each host's events of this attempt are recorded."""
+        words = "SELECT host, cursor, count FROM positions WHERE run = ? AND attempt = ?"
+        found = {}
+        for row in self._db.execute(words, (self.run, attempt)):
+            (attempt_, segment, offset), before = json.loads(row["cursor"])
+            found[row["host"]] = Place((attempt_, segment, offset), before, row["count"])
+        return found
+
+    def append(
+        self, events: Sequence[Event], attempt: int, places: Mapping[str, Place], folded: RunState
+    ) -> int:
+        """Write down these events of an attempt, the places after them and what they amount to, all at once;
+        the number of the first."""
+        first = self.last + 1
+        metrics = [(first + n, event) for n, event in enumerate(events) if event.kind == "metric"]
+        for _, event in metrics:
+            self._summary.add(event)
+        due = folded.state != self._state or time.monotonic() > self._folded_at + FOLDED_S
+        with told(history.file()), database.transaction(self._db):
+            chunk = self._chunk(events)
+            counts = self._metrics(metrics)
+            self._positions(attempt, places)
+            if metrics or due:
+                self._row(folded)
+            if due:
+                self._attempt(folded, first + len(events) - 1)
+        self._first, self._flags, self._open = chunk
+        self._counts |= counts
+        self.last += len(events)
+        if due:
+            self._state, self._folded_at = folded.state, time.monotonic()
+        return first
+
+    def _chunk(self, events: Sequence[Event]) -> tuple[int, int, bytes]:
+        """Into the last chunk as long as that is small: (its first number, flags, text)."""
+        if not events:
+            return self._first, self._flags, self._open
+        first, flags, text = self.last + 1, flags_of(events), encoded(events)
+        if self._open and len(self._open) + len(text) <= CHUNK_BYTES:
+            first, flags, text = self._first, flags | self._flags, self._open + text
+        values = (self.run, first, self.last + len(events), flags, zlib.compress(text, LEVEL))
+        self._db.execute("INSERT OR REPLACE INTO chunks VALUES (?, ?, ?, ?, ?)", values)
+        return first, flags, text
+
+    def _metrics(self, metrics: Sequence[tuple[int, Event]]) -> dict[tuple[int, int, int], int]:
+        rows: list[tuple[Any, ...]] = []
+        counts: dict[tuple[int, int, int], int] = {}
+        last: dict[tuple[int, int, int], int] = {}
+        for id_, event in metrics:
+            data, rank, step = event.data, event.rank or 0, event.data.get("step")
+            key = event.attempt, rank, SCORED if "accuracy" in data else ORDINARY
+            counts[key] = ordinal = counts.get(key, self._counts.get(key, 0)) + 1
+            last[key] = id_
+            step = step if isinstance(step, int) and abs(step) < 1 << 62 else None
+            where = (self.run, id_, event.attempt, rank, step, event.time)
+            rows.append((*where, key[2], level_of(ordinal), encode(plain(data))))
+        self._db.executemany("INSERT INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        self._db.executemany(
+            "INSERT OR REPLACE INTO series VALUES (?, ?, ?, ?, ?, ?)",
+            [(self.run, *key, count, last[key]) for key, count in counts.items()],
+        )
+        return counts
+
+    def _positions(self, attempt: int, places: Mapping[str, Place]) -> None:
+        rows = [
+            (self.run, attempt, host, json.dumps([place.cursor, place.before]), place.taken)
+            for host, place in places.items()
+        ]
+        self._db.executemany("INSERT OR REPLACE INTO positions VALUES (?, ?, ?, ?, ?)", rows)
+
+    def _row(self, folded: RunState) -> None:
+        """What lists show. How it ended is for `history.close` to say, which also knows why."""
+        state = folded.state if folded.state in ("starting", "running") else None
+        words = """UPDATE runs SET summary = ?, state = CASE WHEN ended IS NULL AND attempt = ?
+            AND state IN ('starting', 'running', 'lost') THEN coalesce(?, state) ELSE state END
+            WHERE run = ?"""
+        done = self._db.execute(words, (json.dumps(self._summary.told), folded.attempt, state, self.run))
+        if done.rowcount == 0:
+            raise Forgotten(f"run {self.run} is not remembered any more")
+
+    def _attempt(self, folded: RunState, upto: int, cause: str | None = None, over: bool = False) -> None:
+        values = (
+            *(self.run, folded.attempt, folded.state, folded.started, folded.ended, folded.world, cause),
+            *(json.dumps(to_json(folded)), upto, int(over)),
+        )
+        self._db.execute("INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+
+    def finish(self, outcome: Outcome) -> None:
+        """An attempt is over, and all of it is recorded."""
+        cause = json.dumps(to_json(outcome.cause)) if outcome.cause else None
+        with told(history.file()), database.transaction(self._db):
+            self._attempt(outcome.state, self.last, cause, over=True)
+
+
+@contextlib.contextmanager
+def told(path: Any) -> Iterator[None]:
+    """Whatever SQLite says, as one of our own errors."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise NotRecorded(database.cannot_write(path, error).message) from None
+
+
+# --- Reading -------------------------------------------------------------------------------------
+
+
+def last(run: str) -> int:
+    """The number of the newest event."""
+    words = "SELECT coalesce(max(last), 0) FROM chunks WHERE run = ?"
+    return int(history.ask(lambda db: db.execute(words, (run,)).fetchone()[0], 0))
+
+
+def events(run: str, after: int = 0, limit: int = 5000) -> list[tuple[int, Event]]:
+    """Those that come next, in order."""
+    found: list[tuple[int, Event]] = []
+    for first, rows in upwards(run, after):
+        for id_, row in enumerate(rows, first):
+            if id_ > after:
+                found.append((id_, decoded(run, row)))
+                if len(found) == limit:
+                    return found
+    return found
+
+
+Chunks = Iterator[tuple[int, list[bytes]]]  # the number of the first, and the text of each
+
+
+def upwards(run: str, after: int, flags: int = ~0) -> Chunks:
+    words = """SELECT first, data FROM chunks WHERE run = ?
+        AND first >= (SELECT coalesce(max(first), 0) FROM chunks WHERE run = ? AND first <= ?)
+        AND last > ? AND flags & ? AND first > ? ORDER BY first LIMIT 1"""
+    return chunks(words, lambda at: (run, run, after + 1, after, flags, at), 0)
+
+
+def downwards(run: str, before: int, flags: int = ~0) -> Chunks:
+    words = """SELECT first, data FROM chunks WHERE run = ? AND first < ? AND flags & ?
+        ORDER BY first DESC LIMIT 1"""
+    return chunks(words, lambda at: (run, at, flags), before)
+
+
+def chunks(words: str, values: Callable[[int], tuple[Any, ...]], at: int) -> Chunks:
+    """One after the other, with one question each: nobody waits for whoever reads slowly."""
+    while True:
+        row = history.ask(lambda db, at=at: db.execute(words, values(at)).fetchone(), None)  # type: ignore[misc]  # a lambda with a default
+        if row is None:
+            return
+        at = int(row["first"])
+        yield at, zlib.decompress(row["data"]).split(b"\n")[:-1]
+
+
+@dataclass(frozen=True)
+class Page:
+    """Some lines of a log."""
+
+    lines: list[Line]
+    first: int  # what is before this was not looked at
+    last: int  # nor what is after this
+    more: bool  # whether there is more that way
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which lines are looked for."""
+
+    head: re.Pattern[bytes]
+    stream: str | None
+    needles: tuple[bytes, ...]
+    search: Callable[[str], object] | None
+
+    def line(self, id_: int, row: bytes, run: str) -> Line | None:
+        if not self.head.match(row) or any(needle not in row for needle in self.needles):
+            return None
+        line = line_of(id_, decoded(run, row))
+        if line is None or (self.stream and line[5] != self.stream):
+            return None
+        return line if self.search is None or self.search(line[6]) else None
+
+
+def wanted(
+    rank: Collection[int] | None, host: Collection[str] | None, stream: str | None, search: str, regex: bool
+) -> Wanted:
+    """Decides most by the bytes alone: decoding each line would take ten times as long."""
+    hosts = "|".join(re.escape(encode(name)) for name in host) if host else r'"(?:[^"\\]|\\.)*"'
+    ranks = "|".join(map(str, rank)) if rank else r"\w+"
+    needles = [f'"stream":"{stream}"'.encode()] if stream else []
+    needles += [encode(search)[1:-1].encode()] if search and not regex else []
+    matches: Callable[[str], object] | None = (lambda text: search in text) if search else None
+    head = re.compile(rf'\["line",(?:{hosts}),(?:{ranks}),'.encode())
+    return Wanted(head, stream, tuple(needles), re.compile(search).search if search and regex else matches)
+
+
+def lines(
+    run: str,
+    *,
+    after: int | None = None,
+    before: int | None = None,
+    limit: int = 500,
+    rank: Collection[int] | None = None,
+    host: Collection[str] | None = None,
+    stream: str | None = None,
+    search: str = "",
+    regex: bool = False,
+) -> Page:
+    """The newest lines, those just `before` an event, or those that come `after` one. Only so much of the log
+    is looked through at a time: there may be `more` also where few are found."""
+    look = wanted(rank, host, stream, search, regex)
+    flags = {"out": OUT, "err": ERR}.get(stream or "", OUT | ERR)
+    if after is not None:
+        return page_up(run, upwards(run, after, flags), look, after, limit)
+    newest = last(run)
+    top = newest + 1 if before is None else min(before, newest + 1)
+    return page_down(run, downwards(run, top, flags), look, top, limit)
+
+
+def page_down(run: str, chunks: Chunks, look: Wanted, top: int, limit: int) -> Page:
+    found: list[Line] = []
+    seen = 0
+    for first, rows in chunks:
+        for id_ in range(min(first + len(rows), top) - 1, first - 1, -1):
+            line = look.line(id_, rows[id_ - first], run)
+            if line is not None:
+                found.append(line)
+                if len(found) == limit:
+                    return Page(found[::-1], id_, top - 1, more=id_ > 1)
+        seen += sum(map(len, rows))
+        if seen > LOOK_BYTES:
+            return Page(found[::-1], first, top - 1, more=first > 1)
+    return Page(found[::-1], 1, top - 1, more=False)
+
+
+def page_up(run: str, chunks: Chunks, look: Wanted, after: int, limit: int) -> Page:
+    found: list[Line] = []
+    seen, end = 0, after
+    for first, rows in chunks:
+        for id_ in range(max(first, after + 1), first + len(rows)):
+            line = look.line(id_, rows[id_ - first], run)
+            if line is not None:
+                found.append(line)
+                if len(found) == limit:
+                    return Page(found, after + 1, id_, more=True)
+        end, seen = first + len(rows) - 1, seen + sum(map(len, rows))
+        if seen > LOOK_BYTES:
+            return Page(found, after + 1, end, more=True)
+    return Page(found, after + 1, max(end, last(run)), more=False)
+
+
+# --- Metrics -------------------------------------------------------------------------------------
+
+
+def metrics(run: str, after: int = 0, limit: int = 5000) -> list[Metric]:
+    """Those that come next, in order."""
+    words = "SELECT id, time, attempt, rank, data FROM metrics WHERE run = ? AND id > ? ORDER BY id LIMIT ?"
+    nothing: list[sqlite3.Row] = []
+    rows = history.ask(lambda db: db.execute(words, (run, after, limit)).fetchall(), nothing)
+    return [[*tuple(row)[:4], json.loads(row["data"])] for row in rows]
+
+
+def series(run: str, points: int = 400) -> dict[str, Any]:
+    """Curves of each rank and attempt, of about so many points each."""
+    nothing: list[sqlite3.Row] = []
+    rows = history.ask(lambda db: thinned(db, run, points), nothing)
+    curves: dict[tuple[int, int], dict[str, Any]] = {}
+    newest = 0
+    for row in sorted(rows, key=lambda row: cast(int, row["id"])):
+        key = row["attempt"], row["rank"]
+        if key not in curves:
+            curves[key] = {"rank": key[1], "attempt": key[0], "step": [], "time": []} | {
+                name: [] for name in CURVES
+            }
+        curve, data = curves[key], json.loads(row["data"])
+        curve["step"].append(row["step"])
+        curve["time"].append(row["time"])
+        for name in CURVES:
+            curve[name].append(number(data.get(name)))
+        newest = row["id"]
+    return {"last": newest, "series": [curves[key] for key in sorted(curves)]}
+
+
+def thinned(db: sqlite3.Connection, run: str, points: int) -> list[sqlite3.Row]:
+    """Of each series every 2**n-th, and the last."""
+    longest = "SELECT attempt, kind, max(count) AS most FROM series WHERE run = ? GROUP BY attempt, kind"
+    some = """SELECT id, time, attempt, rank, step, data FROM metrics
+        WHERE run = ? AND attempt = ? AND kind = ? AND level >= ?"""
+    final = """SELECT id, time, m.attempt, m.rank, step, data FROM series s JOIN metrics m
+        ON m.run = s.run AND m.id = s.last WHERE s.run = ?"""
+    found = {row["id"]: row for row in db.execute(final, (run,))}
+    for attempt, kind, most in db.execute(longest, (run,)).fetchall():
+        level = max(0, -(-most // max(points, 1)) - 1).bit_length()
+        found |= {row["id"]: row for row in db.execute(some, (run, attempt, kind, level))}
+    return list(found.values())
+
+
+# --- Attempts ------------------------------------------------------------------------------------
+
+
+def attempts(run: str) -> list[dict[str, Any]]:
+    """Each of them, as far as it was recorded."""
+    nothing: list[sqlite3.Row] = []
+    words = "SELECT * FROM attempts WHERE run = ? ORDER BY attempt"
+    rows = history.ask(lambda db: db.execute(words, (run,)).fetchall(), nothing)
+    shown = ("attempt", "state", "started", "ended", "world")
+    return [{**{key: row[key] for key in shown}, "cause": cause_of(row["cause"])} for row in rows]
+
+
+def cause_of(text: str | None) -> dict[str, Any] | None:
+    cause = json.loads(text) if text else None
+    return {key: cause.get(key) for key in ("text", "fix", "rank", "host")} if cause else None
+
+
+def folded(run: str, attempt: int = 0) -> RunState | None:
+    """The state of an attempt, or of the newest, as it was last written down."""
+    words = """SELECT folded FROM attempts WHERE run = ? AND ? IN (attempt, 0)
+        ORDER BY attempt DESC LIMIT 1"""
+    row = history.ask(lambda db: db.execute(words, (run, attempt)).fetchone(), None)
+    try:
+        return from_json(RunState, json.loads(row["folded"])) if row else None
+    except history.UNREADABLE:
+        return None
+
+
+def unfolded(run: str, attempt: int) -> list[Event]:
+    """What has happened in an attempt since its state was last written down, but for lines."""
+    words = "SELECT coalesce(max(upto), 0) FROM attempts WHERE run = ? AND attempt <= ?"
+    upto = int(history.ask(lambda db: db.execute(words, (run, attempt)).fetchone()[0], 0))
+    found = [
+        decoded(run, row)
+        for first, rows in upwards(run, upto)
+        for row in rows[max(0, upto + 1 - first) :]
+        if not row.startswith(b'["line"')
+    ]
+    return [event for event in found if event.attempt == attempt]
+
+
+def last_words(run: str, attempt: int) -> list[Event]:
+    """The newest events of an attempt, as many as say why it failed; and, of those before them, what was said
+    on stderr or tells of a failure. In order."""
+    found: list[list[Event]] = []
+    rest = LAST_EVENTS
+    flags, before = ~0, last(run) + 1
+    while rest > 0:
+        first, rows = next(downwards(run, before, flags), (0, []))
+        its = [event for row in rows if (event := decoded(run, row)).attempt == attempt]
+        if not its:
+            break
+        found.append([e for e in its if flags == ~0 or (e.kind in ASIDE and e.data.get("stream") != "out")])
+        before, rest = first, rest - (len(its) if flags == ~0 else EARLIER_CHUNK)
+        if rest <= 0 and flags == ~0:
+            flags, rest = ERR | TELLING, LAST_EVENTS
+    return [event for chunk in reversed(found) for event in chunk]
+
+
+def is_recorded(run: str, attempt: int) -> bool:
+    """Whether all of an attempt is."""
+    words = "SELECT 1 FROM attempts WHERE run = ? AND attempt = ? AND over"
+    return bool(history.ask(lambda db: db.execute(words, (run, attempt)).fetchone(), None))
