@@ -24,8 +24,7 @@ function route(event) {
   const where = parse(location.hash);
   shown?.close();
   silence();
-  main.removeAttribute("class");
-  main.classList.add(where.name);
+  main.dataset.view = where.name;
   const make = VIEWS[where.name];
   shown = make ? make(main, where) : { close: () => {}, title: "Nothing here" };
   if (!make) put(main, emptyState("There is nothing here", "The address is not one of this page.", "", h("a", { class: "button", href: "#/runs" }, "All runs")));

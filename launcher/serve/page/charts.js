@@ -4,7 +4,8 @@ import { h, svg, put, say, framed } from "./dom.js";
 import { figure, isNumber, whole } from "./format.js";
 
 const COLOURS = 8; // custom properties --s0 ... of the style sheet
-const MARGIN = { top: 12, right: 14, bottom: 30, left: 52 };
+const MARGIN = { top: 22, right: 14, bottom: 30, left: 52 };
+const FEW_POINTS = 12; // are drawn as dots, for a line through one cannot be seen
 const CHART_HEIGHT = 232;
 const TABLE_ROWS = 24;
 const MOST_TOLD = 8; // values beside the crosshair
@@ -14,7 +15,7 @@ export function ticks(low, high, count) {
   const raw = (high - low) / Math.max(1, count);
   if (!(raw > 0) || !isNumber(raw)) return [low];
   const power = 10 ** Math.floor(Math.log10(raw));
-  const step = power * [1, 2, 2.5, 5, 10].find((one) => one * power >= raw * 0.999);
+  const step = power * [1, 2, 2.5, 5, 10].find((one) => one * power >= raw * 0.7);
   const found = [];
   for (let at = Math.ceil(low / step - 1e-9); at * step <= high + step * 1e-9; at += 1) found.push(Number((at * step).toPrecision(12)));
   return found;
@@ -126,10 +127,11 @@ export class LineChart {
     put(this.picture,
       empty ? null : this.axes(scale),
       this.marks.filter((mark) => mark.x >= scale.left && mark.x <= scale.right).map((mark) => svg("g", { class: "mark" },
-        svg("line", { x1: scale.x(mark.x), x2: scale.x(mark.x), y1: MARGIN.top, y2: MARGIN.top + scale.tall }),
-        svg("text", { x: scale.x(mark.x) + (scale.x(mark.x) > this.width - 90 ? -5 : 5), y: MARGIN.top + 10, "text-anchor": scale.x(mark.x) > this.width - 90 ? "end" : "start" }, mark.label))),
+        svg("line", { x1: scale.x(mark.x), x2: scale.x(mark.x), y1: MARGIN.top - 6, y2: MARGIN.top + scale.tall }),
+        svg("text", { x: Math.min(this.width - 34, Math.max(MARGIN.left + 26, scale.x(mark.x))), y: MARGIN.top - 11, "text-anchor": "middle" }, mark.label))),
       this.lines.map((line) => this.band(line, scale)),
       this.lines.map((line) => svg("path", { class: `line c${line.colour % COLOURS}${line.faint ? " faint" : ""}${line.dash ? " dash" : ""}`, d: this.path(line, scale) })),
+      this.lines.filter((line) => line.x.length <= FEW_POINTS && !line.faint).map((line) => line.x.map((x, at) => svg("circle", { class: `dot c${line.colour % COLOURS}`, cx: scale.x(x), cy: scale.y(line.y[at]), r: 3 }))),
       empty ? svg("text", { class: "nothing", x: this.width / 2, y: CHART_HEIGHT / 2, "text-anchor": "middle" }, this.options.empty ?? "Nothing measured yet") : null,
       this.cross);
     this.showLegend();
@@ -141,13 +143,14 @@ export class LineChart {
 
   axes(scale) {
     const write = this.options.percent ? (value) => `${Number((100 * value).toFixed(1))}%` : shortNumber;
-    const ys = this.log ? logTicks(scale.low, scale.high) : ticks(scale.low, scale.high, 4);
+    const ys = this.log ? logTicks(scale.low, scale.high) : ticks(scale.low, scale.high, 5);
     const xs = ticks(scale.left, scale.right, Math.max(2, Math.floor(scale.inner / 90)));
     return svg("g", { class: "axes" },
       ys.map((value) => [
         svg("line", { x1: MARGIN.left, x2: MARGIN.left + scale.inner, y1: scale.y(value), y2: scale.y(value) }),
         svg("text", { x: MARGIN.left - 8, y: scale.y(value) + 4, "text-anchor": "end" }, write(value))]),
-      xs.map((value) => svg("text", { x: scale.x(value), y: CHART_HEIGHT - 10, "text-anchor": scale.x(value) > this.width - 24 ? "end" : "middle" }, shortNumber(value))),
+      xs.filter((value) => scale.x(value) < this.width - 56).map((value) => svg("text", { x: scale.x(value), y: CHART_HEIGHT - 10, "text-anchor": "middle" }, shortNumber(value))),
+      svg("text", { x: this.width - MARGIN.right, y: CHART_HEIGHT - 10, "text-anchor": "end" }, this.options.x),
       svg("line", { class: "base", x1: MARGIN.left, x2: MARGIN.left + scale.inner, y1: MARGIN.top + scale.tall, y2: MARGIN.top + scale.tall }));
   }
 

@@ -15,8 +15,8 @@ export class Curves {
     const segment = (value, word) => h("button", { type: "button", "aria-pressed": String(value === this.mode), onclick: (event) => this.choose(value, event.currentTarget) }, word);
     this.tools = h("div", { class: "charttools" },
       h("div", { class: "chips", role: "group", "aria-label": "Curves" }, segment("mean", "All ranks"), segment("ranks", "Each rank")),
-      h("label", { class: "check" }, h("input", { type: "checkbox", onchange: (event) => { this.smoothed = event.target.checked; this.draw(); } }), "Smooth"),
-      h("label", { class: "check" }, h("input", { type: "checkbox", onchange: (event) => { this.log = event.target.checked; this.draw(); } }), "Log scale of the loss"));
+      h("label", { class: "tickbox" }, h("input", { type: "checkbox", onchange: (event) => { this.smoothed = event.target.checked; this.draw(); } }), "Smooth"),
+      h("label", { class: "tickbox" }, h("input", { type: "checkbox", onchange: (event) => { this.log = event.target.checked; this.draw(); } }), "Log scale of the loss"));
     this.element = h("section", { class: "curveset", "aria-label": "Curves" }, this.tools, h("div", { class: "charts" }, this.charts.map((one) => one.chart.element)));
   }
 

@@ -34,7 +34,7 @@ const SHAPES = {
 };
 
 export function icon(name) {
-  return svg("svg", { class: `icon ${name}`, viewBox: "0 0 16 16", "aria-hidden": "true", focusable: "false" },
+  return svg("svg", { class: "icon", "data-icon": name, viewBox: "0 0 16 16", "aria-hidden": "true", focusable: "false" },
     svg("path", { d: SHAPES[name] ?? SHAPES.unknown }));
 }
 

@@ -47,7 +47,7 @@ export class LogView {
     this.tools = h("div", { class: "logtools" }, h("div", { class: "searchbox" }, icon("search"), this.searchBox),
       pick("rank", "Rank", ranks.map((rank) => [rank.rank, `rank ${rank.rank}`])), pick("host", "Host", hosts.map((host) => [host, host])),
       pick("stream", "Stream", [["out", "stdout"], ["err", "stderr"]]),
-      h("label", { class: "check" }, this.foldBox, "Fold repeats"), h("label", { class: "check" }, this.followBox, "Follow"), this.count);
+      h("label", { class: "tickbox" }, this.foldBox, "Fold repeats"), h("label", { class: "tickbox" }, this.followBox, "Follow"), this.count);
     this.list = h("div", { class: "loglines" });
     this.spacer = h("div", { class: "logspace" }, this.list);
     this.box = h("div", { class: "logbox", tabindex: "0", role: "log", "aria-live": "off", "aria-label": "Log lines", onscroll: () => this.scrolled(), onkeydown: (event) => this.key(event) }, this.spacer);
@@ -250,6 +250,12 @@ export class LogView {
     this.paint.cancel();
     this.watcher.disconnect();
   }
+}
+
+/** A line by itself, as the overview shows the newest. */
+export function logLine(line) {
+  const rank = line[LINE.rank];
+  return h("li", { class: `logline ${line[LINE.stream]}` }, h("span", { class: `who c${rank === null ? "x" : rank % COLOURS}` }, rank === null ? line[LINE.host] : `rank ${rank}`), h("span", { class: "said" }, harmless(line[LINE.text].slice(0, 400))));
 }
 
 function clockOf(time) {

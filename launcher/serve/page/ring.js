@@ -30,7 +30,7 @@ function slowLink(links) {
 export class Ring {
   constructor() {
     this.summary = h("p", { class: "summary" });
-    this.picture = svg("svg", { class: "ring", viewBox: `0 0 ${SIDE} ${SIDE}`, role: "img" });
+    this.picture = svg("svg", { class: "ring", viewBox: `-42 16 ${SIDE + 84} ${SIDE - 32}`, role: "img" });
     this.details = h("details", { class: "numbers" }, h("summary", null, "Numbers"), h("div"));
     this.element = h("figure", { class: "card chart ringcard" }, h("figcaption", null, h("h3", null, "The ring")), this.summary, this.picture, this.details);
   }
@@ -106,10 +106,9 @@ export class Ring {
     if (groups.length > 16 || groups.length < 2) return null;
     return groups.map((group) => {
       const [x, y] = place((group.start + group.end) / 2, radius), side = x - MIDDLE;
-      const short = group.host.length > 14 ? `${group.host.slice(0, 13)}…` : group.host;
+      const short = group.host.length > 12 ? `${group.host.slice(0, 11)}…` : group.host;
       const anchor = Math.abs(side) < 30 ? "middle" : side > 0 ? "start" : "end";
-      const room = anchor === "middle" ? x : side > 0 ? Math.min(x, SIDE - 6.4 * short.length) : Math.max(x, 6.4 * short.length);
-      return svg("text", { class: "host", x: room, y: y + (y > MIDDLE ? 8 : y < MIDDLE ? 0 : 4), "text-anchor": anchor }, short);
+      return svg("text", { class: "host", x: x - Math.sign(side) * (anchor === "middle" ? 0 : 5), y: y + (y > MIDDLE ? 8 : y < MIDDLE ? 0 : 4), "text-anchor": anchor }, short);
     });
   }
 

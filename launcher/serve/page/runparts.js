@@ -9,7 +9,7 @@ export function progress(run) {
     return h("div", { class: "progress" }, isActive(run.state) ? h("div", { class: "track unsure", role: "progressbar", "aria-label": `Progress of ${name}` }, h("i")) : null);
   }
   const step = isNumber(run.steps) ? `${whole(run.state === "succeeded" ? run.steps : run.step)} of ${whole(run.steps)}` : "";
-  const left = isActive(run.state) && isNumber(run.left_s) ? `${duration(run.left_s)} left` : "";
+  const left = isActive(run.state) && isNumber(run.left_s) ? `${duration(run.left_s >= 90 ? 60 * Math.round(run.left_s / 60) : run.left_s)} left` : "";
   return h("div", { class: "progress" },
     h("div", { class: `track ${run.state}`, role: "progressbar", "aria-label": `Progress of ${name}`, "aria-valuemin": "0", "aria-valuemax": "100", "aria-valuenow": Math.round(100 * share), "aria-valuetext": `${Math.round(100 * share)} percent${left ? `, ${left}` : ""}` },
       h("i", { vars: { "--share": share } })),

@@ -7,7 +7,6 @@ import { icon, stateBadge } from "../icons.js";
 import { announce, emptyState, errorState, skeleton } from "../dialogs.js";
 import { LineChart, CHARTS, swatch } from "../charts.js";
 import { Measured, smooth } from "../series.js";
-import { figure, isNumber } from "../format.js";
 import { plainValue } from "../tabs.js";
 import { note, runLink } from "../router.js";
 import { times, title } from "../runparts.js";
@@ -31,7 +30,7 @@ export function compareView(place, { query }) {
       if (closed || asked !== mine) return;
       curves = answer.runs.map((run, at) => ({ run, measured: new Measured(metrics[chosen.indexOf(run.run)] ?? metrics[at]) }));
       pick(all, answer.runs);
-      put(out, chosen.length ? [charts(), differences("Options", answer.options, answer.runs), differences("Results", answer.results, answer.runs)]
+      put(out, chosen.length ? [charts(), differences(answer)]
         : emptyState("Choose runs to lay over each other", "Tick them in the list of runs, or add them above."));
     } catch (error) {
       if (closed || asked !== mine) return;
@@ -61,20 +60,26 @@ export function compareView(place, { query }) {
     const logBox = h("input", { type: "checkbox", onchange: () => draw(logBox.checked) });
     draw(false);
     return h("section", { class: "curveset", "aria-label": "Curves" }, h("div", { class: "charttools" },
-      h("label", { class: "check" }, h("input", { type: "checkbox", onchange: (event) => { smoothed = event.target.checked; draw(logBox.checked); } }), "Smooth"),
-      h("label", { class: "check" }, logBox, "Log scale of the loss")), h("div", { class: "charts" }, made.map((one) => one.chart.element)));
+      h("label", { class: "tickbox" }, h("input", { type: "checkbox", onchange: (event) => { smoothed = event.target.checked; draw(logBox.checked); } }), "Smooth"),
+      h("label", { class: "tickbox" }, logBox, "Log scale of the loss")), h("div", { class: "charts" }, made.map((one) => one.chart.element)));
   }
 
-  function differences(name, rows = [], runs) {
-    if (!rows.length) return null;
-    const body = h("tbody"), differing = rows.filter((row) => row.differs).length;
-    const fill = () => put(body, rows.filter((row) => row.differs || !only).map((row) => h("tr", { class: row.differs ? "differs" : null }, h("th", { scope: "row" }, h("code", null, row.key)), row.values.map((value) => h("td", null, isNumber(value) ? figure(value, 6) : plainValue(value))))));
+  /** Both tables, and one switch for what both show. */
+  function differences(answer) {
+    const fills = [], runs = answer.runs;
+    const one = (name, rows = []) => {
+      const body = h("tbody"), differing = rows.some((row) => row.differs), same = h("p", { class: "soft" }, runs.length > 1 ? "They do not differ." : "Add another run to see where they differ.");
+      fills.push(() => {
+        same.hidden = differing || !only;
+        put(body, rows.filter((row) => row.differs || !only).map((row) => h("tr", { class: row.differs ? "differs" : null }, h("th", { scope: "row" }, h("code", null, row.key)), row.values.map((value) => h("td", null, plainValue(value))))));
+      });
+      return rows.length ? h("section", { class: "card pad" }, h("h2", null, name), same,
+        h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": name }, h("table", { class: "plain compare" }, h("caption", { class: "unseen" }, name),
+          h("thead", null, h("tr", null, h("th", { scope: "col" }, "Name"), runs.map((run, at) => h("th", { scope: "col" }, swatch(at), title(run))))), body))) : null;
+    };
+    const made = [one("Options", answer.options), one("Results", answer.results)], fill = () => fills.forEach((each) => each());
     fill();
-    return h("section", { class: "card pad" }, h("header", { class: "head" }, h("h2", null, name),
-      h("label", { class: "check" }, h("input", { type: "checkbox", checked: only, onchange: (event) => { only = event.target.checked; fill(); } }), "Only what differs")),
-    differing || !only ? null : h("p", { class: "soft" }, runs.length > 1 ? "They do not differ." : "Add another run to see where they differ."),
-    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": name }, h("table", { class: "plain compare" }, h("caption", { class: "unseen" }, name),
-      h("thead", null, h("tr", null, h("th", { scope: "col" }, "Name"), runs.map((run, at) => h("th", { scope: "col" }, swatch(at), title(run))))), body)));
+    return [h("label", { class: "tickbox only" }, h("input", { type: "checkbox", checked: only, onchange: (event) => { only = event.target.checked; fill(); } }), "Only what differs"), made];
   }
 
   load().catch((error) => announce(error.message, { bad: true }));

@@ -8,7 +8,7 @@ import { duration, figure, isActive, isNumber, milliseconds, percent, stateOf } 
 import { Measured, average } from "../series.js";
 import { progress, ranksAndHosts, times, title } from "../runparts.js";
 import { announce, emptyState, errorState, skeleton } from "../dialogs.js";
-import { LogView } from "../log.js";
+import { LogView, logLine } from "../log.js";
 import { note } from "../router.js";
 import { Curves } from "../curves.js";
 import { TimeBars } from "../bars.js";
@@ -19,11 +19,12 @@ import { ranksTab, preflightTab, planTab, checkpointsTab, attemptsTab } from "..
 const TABS = [["overview", "Overview"], ["log", "Log"], ["ranks", "Ranks"], ["preflight", "Preflight"], ["plan", "Plan"], ["checkpoints", "Checkpoints"], ["attempts", "Attempts"]];
 const PACE_MS = 200; // between drawings, with few ranks
 const CLOCK_MS = 1000;
+const LATEST = 8; // lines below the bars
 
 export function runView(place, { run: id, query }) {
   const measured = new Measured();
   const parts = { head: h("header", { class: "runhead" }), banner: h("div", { class: "banners" }), stats: h("dl", { class: "stats" }), panel: h("div", { class: "panel", role: "tabpanel", id: "panel", tabindex: "-1" }), status: h("p", { class: "unseen", role: "status" }) };
-  let run = null, tab = TABS.some(([name]) => name === query.tab) ? query.tab : "overview", shown = null, closed = false, follows = false;
+  let run = null, tab = TABS.some(([name]) => name === query.tab) ? query.tab : "overview", shown = null, closed = false, follows = false, latest = [];
 
   const tabs = h("div", { class: "tabs", role: "tablist", "aria-label": "About this run" }, TABS.map(([name, word]) => h("button", {
     type: "button", role: "tab", id: `tab-${name}`, "aria-controls": "panel", "aria-selected": String(name === tab), tabindex: name === tab ? "0" : "-1", onclick: () => open(name), onkeydown: arrows }, word)));
@@ -68,10 +69,13 @@ export function runView(place, { run: id, query }) {
     const curves = new Curves(), bars = new TimeBars(), ring = new Ring();
     const hostOf = (rank) => run.ranks?.find((one) => one.rank === rank)?.host ?? "";
     const measuredAgain = () => { curves.draw(measured); bars.draw(measured.recent(), hostOf); };
-    const update = () => ring.draw(run);
+    const update = () => ring.draw(run), lines = h("ol");
+    const take = () => put(lines, latest.map(logLine));
+    const tail = h("section", { class: "card latest", "aria-label": "Latest lines" }, h("header", null, h("h3", null, "Latest lines"), h("button", { type: "button", class: "textlink small", onclick: () => open("log") }, "Open the log")), lines);
     measuredAgain();
     update();
-    return { element: h("div", { class: "overview" }, curves.element, h("div", { class: "pair" }, bars.element, ring.element)), update, measured: measuredAgain };
+    take();
+    return { element: h("div", { class: "overview" }, curves.element, h("div", { class: "pair" }, h("div", null, bars.element, tail), ring.element)), update, measured: measuredAgain, said: paced(take, PACE_MS) };
   }
 
   const drawMeasured = paced(() => { shown?.measured?.(); statistics(); }, PACE_MS);
@@ -87,8 +91,9 @@ export function runView(place, { run: id, query }) {
     const attempt = run.attempt > 1 ? ` · attempt ${run.attempt}` : "", watched = run.watched ? ` · ${run.watched}` : "";
     return [
       h("a", { class: "back", href: "#/runs" }, "← Runs"),
-      h("div", { class: "titleline" }, h("h1", null, title(run)), stateBadge(run.state), h("div", { class: "actions" }, actionsOf(run, changed))),
-      h("p", { class: "soft" }, run.name ? `${run.run} · ` : "", run.user ? `${run.user} · ` : "", ranksAndHosts(run), ` · ${times(run)}`, attempt, watched),
+      h("div", null, h("div", { class: "titleline" }, h("h1", null, title(run)), stateBadge(run.state)),
+        h("p", { class: "soft" }, run.name ? `${run.run} · ` : "", run.user ? `${run.user} · ` : "", ranksAndHosts(run), ` · ${times(run)}`, attempt, watched)),
+      h("div", { class: "actions" }, actionsOf(run, changed)),
       run.state === "queued" || run.state === "cancelled" ? null : progress(run),
     ];
   }
@@ -97,8 +102,8 @@ export function runView(place, { run: id, query }) {
     const found = [];
     if (run.state === "queued") found.push(h("div", { class: "banner" }, icon("queued"), h("div", null, h("strong", null, run.waiting ? capital(run.waiting) : "It is next."), h("p", null, "It starts by itself when its turn comes. ", h("a", { href: "#/queue" }, "See the queue")))));
     const text = run.cause?.text ?? run.error;
-    if (text) {
-      const where = isNumber(run.cause?.rank) ? h("button", { type: "button", class: "textlink", onclick: () => open("log", { rank: String(run.cause.rank) }) }, `Log of rank ${run.cause.rank}`) : null;
+    if (text && run.state !== "succeeded") {
+      const where = isNumber(run.cause?.rank) ? h("p", null, h("button", { type: "button", class: "textlink", onclick: () => open("log", { rank: String(run.cause.rank) }) }, `Log of rank ${run.cause.rank}`)) : null;
       found.push(h("div", { class: `banner ${isActive(run.state) ? "warn" : "bad"}`, id: "cause" }, icon(isActive(run.state) ? "warn" : "failed"),
         h("div", null, h("strong", null, text), isActive(run.state) ? h("p", null, "An earlier attempt ended so; it goes on.") : null,
           run.cause?.fix ? h("p", { class: "fixline" }, run.cause.fix) : null, where)));
@@ -114,7 +119,7 @@ export function runView(place, { run: id, query }) {
       ["Loss", isNumber(run.loss) ? figure(run.loss, 4) : null],
       ["Accuracy", isNumber(run.accuracy) ? percent(run.accuracy) : null],
       ["Throughput", isNumber(run.samples_per_s) ? `${figure(run.samples_per_s, 4)}` : null, "samples/s"],
-      ["Step", isNumber(step) ? milliseconds(step) : null, isNumber(comm) && step > 0 ? `${Math.round((100 * comm) / step)}% communication` : ""],
+      ["Step", isNumber(step) ? milliseconds(step) : null, isNumber(comm) && step > 0 ? `${Math.round((100 * comm) / step)}% comm.` : ""],
       ["Epoch", isNumber(run.epoch) && isNumber(run.epochs) ? `${run.epoch} of ${run.epochs}` : null],
       isActive(run.state) ? ["Left", isNumber(run.left_s) ? duration(run.left_s) : null] : ["Took", isNumber(run.ended) && isNumber(run.started) ? duration(run.ended - run.started) : null],
     ].filter(([, value]) => value !== null);
@@ -126,10 +131,11 @@ export function runView(place, { run: id, query }) {
 
   async function start() {
     try {
-      const [detail, log, metrics] = [await get(runPath(id)), await get(runPath(id, "/log"), { limit: 1 }).catch(() => ({ last: 0 })), await get(runPath(id, "/metrics"), { points: 400 })];
+      const [detail, log, metrics] = [await get(runPath(id)), await get(runPath(id, "/log"), { limit: LATEST }), await get(runPath(id, "/metrics"), { points: 400 })];
       if (closed) return;
       run = detail;
       measured.load(metrics);
+      latest = log.lines;
       document.title = `${title(run)} · ringctl`;
       put(place, parts.head, parts.banner, parts.stats, tabs, parts.panel, parts.status);
       open(tab, query);
@@ -147,7 +153,11 @@ export function runView(place, { run: id, query }) {
     follows = isActive(run.state) || run.state === "queued";
     if (!follows) return listen("/api/stream", {}, { runs: (rows) => rows.some((row) => row.run === id && row.state !== run.state) && changed() });
     return listen(runPath(id, "/stream"), { after }, {
-      lines: (lines) => shown?.take?.(lines),
+      lines: (lines) => {
+        latest = [...latest, ...lines.filter((line) => line[0] > (latest[latest.length - 1]?.[0] ?? 0)).slice(-LATEST)].slice(-LATEST);
+        shown?.take?.(lines);
+        shown?.said?.();
+      },
       metrics: (metrics) => measured.add(metrics) && drawMeasured(),
       run: (detail) => take(detail),
       end: () => changed(),

@@ -75,8 +75,8 @@ function form(before, hosts, runs, from) {
   h("details", { open: Boolean(Object.keys(before.variables ?? {}).length || secretNames.length) }, h("summary", null, "Environment"),
     field("Variables", h("textarea", { name: "variables", rows: "3", spellcheck: "false", placeholder: "NAME=VALUE", value: Object.entries(before.variables ?? {}).map(([key, of]) => `${key}=${of}`).join("\n") }), "one a line, for every rank"),
     field("Secrets", h("textarea", { name: "secrets", rows: "2", spellcheck: "false", autocomplete: "off", placeholder: "NAME=VALUE", value: secretNames.map((name) => `${name}=`).join("\n") }), "sent to the hosts, shown nowhere"),
-    h("label", { class: "check" }, h("input", { type: "checkbox", name: "prefork", checked: value("prefork", true) }), "Import torch once a host and fork the ranks"),
-    h("label", { class: "check" }, h("input", { type: "checkbox", name: "shared", checked: value("shared", false) }), "Its slots may be taken by other shared runs as well")),
+    h("label", { class: "tickbox" }, h("input", { type: "checkbox", name: "prefork", checked: value("prefork", true) }), "Import torch once a host and fork the ranks"),
+    h("label", { class: "tickbox" }, h("input", { type: "checkbox", name: "shared", checked: value("shared", false) }), "Its slots may be taken by other shared runs as well")),
   error, h("div", { class: "buttons" }, h("a", { class: "button plain", href: from ? runLink(from) : "#/queue" }, "Leave it"), send));
   return made;
 }
