@@ -115,9 +115,9 @@ def submission(call: Call) -> dict[str, Any]:
 
 
 def report(call: Call) -> Answer:
+    row_of(call)
     from launcher import report as reports
 
-    row_of(call)
     data = reports.collect(call.path["run"])
     if call.query["format"] == "json":
         return Answer(data)
