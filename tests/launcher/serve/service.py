@@ -139,15 +139,13 @@ def serving(*options: str, slots: int = 2) -> Iterator[Service]:
     service = Service(*options, slots=slots).start()
     try:
         yield service
-        end_runs(service)
     finally:
         if service.process is not None:
+            end_runs(service)
             assert service.stop() == 0, (service.folder / "serve.err").read_text()
 
 
 def end_runs(service: Service) -> None:
-    if service.process is None:
-        return
     there = service.client()
     for row in there.get("/api/runs", state="queued,starting,running")["runs"]:
         with contextlib.suppress(Exception):
