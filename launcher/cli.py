@@ -449,6 +449,7 @@ def status(run: str | None, as_json: bool, **where: str | None) -> int:
 
 cli.add_command(cli_init.init)
 cli.add_command(cli_preflight.preflight)
+cli.add_command(cli_hosts.hosts)
 cli.add_command(cli_hosts.trust)
 cli.add_command(cli_hosts.execute)
 cli.add_command(cli_hosts.push)
