@@ -45,7 +45,7 @@ export function planTab(run) {
     const command = now.options?.command ?? now.plan?.command;
     return [
       Array.isArray(command) && command.length ? h("section", null, h("h3", null, "Command"), h("pre", { class: "code", tabindex: "0" }, quoted(command.map(String)))) : null,
-      pairs("Options", now.options), pairs("Environment", now.environment),
+      pairs("Options", now.options), environment(now.environment),
       now.plan ? h("section", null, h("h3", null, "Plan"), h("details", null, h("summary", null, "All of it, as JSON"), h("pre", { class: "code", tabindex: "0" }, JSON.stringify(now.plan, null, 2))), placed(now.plan))
         : emptyState("No plan yet", "It is made when the run starts."),
     ];
@@ -68,6 +68,15 @@ function pairs(name, values) {
     { title: "Name", of: ([key]) => h("code", null, key) },
     { title: "Value", of: ([, value]) => h("span", { class: "mono" }, plainValue(value)) },
   ], rows, { class: "plain pairs" }));
+}
+
+/** One row a host where it is told by host; else one a name. */
+function environment(told) {
+  const rows = Object.entries(told ?? {});
+  if (!rows.length || !rows.every(([, value]) => value && typeof value === "object" && !Array.isArray(value))) return pairs("Environment", told);
+  const names = [...new Set(rows.flatMap(([, value]) => Object.keys(value)))];
+  return h("section", null, h("h3", null, "Environment"), table("Environment", [{ title: "Host", of: ([host]) => host },
+    ...names.map((name) => ({ title: name, of: ([, value]) => h("span", { class: "mono" }, plainValue(value[name])) }))], rows));
 }
 
 export function plainValue(value) {
