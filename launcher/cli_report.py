@@ -19,7 +19,8 @@ from launcher.errors import InputError
 def report(run: str | None, out: str | None, kind: str) -> None:
     """Put the latest run, or RUN, into one file: curves, tables, the end of its log.
 
-    Markdown and JSON are printed unless --out names a file. What nobody has recorded yet is asked of its hosts.
+    Markdown and JSON are printed unless --out names a file. What nobody has recorded yet is asked of
+    its hosts.
     """
     from launcher import report as reports
     from launcher import text

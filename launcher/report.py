@@ -1,7 +1,7 @@
-"""A run in one file, to keep beside a paper or to send: what was asked for, what came out, its curves, its end.
+"""A run in one file, to keep beside a paper or to send: what was asked for and what came out.
 
-`collect` gives the data, which is also what `ringctl report --json` prints (docs/service.md says what is in it);
-`render_html` and `render_markdown` are pure.
+`collect` gives the data, which is also what `ringctl report --json` prints (docs/service.md says what is
+in it); `render_html` and `render_markdown` are pure.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def collect(run: str) -> dict[str, Any]:
 
 
 def record_now(run: str) -> None:
-    """Write down what the hosts tell of a run that nobody has recorded; of one that goes on, what has happened
-    by now. Where a service records it, that is enough. A host that cannot be reached leaves a gap."""
+    """Write down what the hosts tell of a run that nobody has recorded; of one that goes on, what has
+    happened by now. Where a service records it, that is enough. A host that is away leaves a gap."""
     from launcher import recorder
 
     if run not in recorder.due():

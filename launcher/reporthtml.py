@@ -1,8 +1,7 @@
-"""A report as one HTML file that asks nobody for anything: the page's own style and charts are in it. Pure, but
-for reading those from the package.
+"""A report as one HTML file that asks nobody for anything: the page's own style and charts are in it.
 
-Tables and the log are plain HTML, to be read without a script; the curves are drawn by the same modules that the
-page uses, put together into one script. A policy in the file allows just this script and this style.
+Tables and the log are plain HTML, to be read without a script; the curves are drawn by the same modules
+that the page uses, put together into one script. A policy in the file allows just this script and this style.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ from launcher.text import number
 
 PAGE = Path(__file__).parent / "serve" / "page"
 STYLES = ("theme.css", "style.css", "charts.css", "report.css")
-MODULES = "dom format icons series charts bars ring matrix curves report".split()  # each after what it needs
+# Each after what it needs.
+MODULES = ("dom", "format", "icons", "series", "charts", "bars", "ring", "matrix", "curves", "report")
 IMPORT = re.compile(r"^import .*? from \"\./[a-z]+\.js\";\n", re.M)
 EXPORT = re.compile(r"^export (?=(?:const|function|class|async) )", re.M)
 IN_SCRIPT = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
@@ -86,7 +86,8 @@ def table(name: str, head: words.Cells, rows: Iterable[words.Cells], kind: str =
         return ""
     heads = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in head)
     return (
-        f'<section class="card pad"><h2>{html.escape(name)}</h2><div class="scroll"><table class="plain {kind}">'
+        f'<section class="card pad"><h2>{html.escape(name)}</h2><div class="scroll">'
+        f'<table class="plain {kind}">'
         f"<thead><tr>{heads}</tr></thead><tbody>{''.join(made)}</tbody></table></div></section>\n"
     )
 
@@ -96,17 +97,15 @@ def cause(run: Mapping[str, Any]) -> str:
     if not found or not found.get("text") or run["state"] == "succeeded":
         return ""
     fix = f'<p class="fixline">{text(found["fix"])}</p>' if found.get("fix") else ""
-    return (
-        f'<div class="banner bad" id="cause"><div><strong>{text(found["text"])}</strong>{fix}</div></div>\n'
-    )
+    inside = f"<strong>{text(found['text'])}</strong>{fix}"
+    return f'<div class="banner bad" id="cause"><div>{inside}</div></div>\n'
 
 
 def stats(run: Mapping[str, Any]) -> str:
     made = [(html.escape(name), html.escape(value)) for name, value in words.results(run)]
     inside = [f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in made if len(value) < 32]
-    long = [
-        f'<p class="soft small">{name}: <code>{value}</code></p>' for name, value in made if len(value) >= 32
-    ]
+    rest = [(name, value) for name, value in made if len(value) >= 32]
+    long = [f'<p class="soft small">{name}: <code>{value}</code></p>' for name, value in rest]
     return f'<dl class="stats">{"".join(inside)}</dl>{"".join(long)}\n' if made else ""
 
 
@@ -141,7 +140,7 @@ def render_html(data: Mapping[str, Any]) -> str:
             f"<p>{html.escape(words.sentence(run))}</p></header>\n",
             cause(run),
             stats(run),
-            '<noscript><p class="banner">The curves need JavaScript; everything else is below.</p></noscript>\n',
+            '<noscript><p class="banner">The curves need JavaScript; all else is below.</p></noscript>\n',
             '<div id="curves"></div>\n<div id="pair" class="pair"></div>\n',
             table("Options", ("name", "value"), words.options(run), "pairs"),
             table("Ranks", words.RANKS, words.rank_rows(run)),

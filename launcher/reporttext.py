@@ -1,8 +1,9 @@
-"""A report as Markdown: tables, a curve made of blocks, the end of the log. Pure. Also the words that both kinds
-of report share."""
+"""A report as Markdown: tables, a curve made of blocks, the end of the log; and the words that both kinds of
+report share. Pure."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
@@ -102,7 +103,7 @@ def environment(run: Mapping[str, Any]) -> tuple[Cells, list[Cells]]:
 
 
 def rank_rows(run: Mapping[str, Any]) -> list[Cells]:
-    rows = []
+    rows: list[Cells] = []
     for rank in run.get("ranks") or []:
         ending = [rank.get("signal") or "", visible(rank.get("reason") or "")]
         if rank.get("exit_code") is not None and not rank.get("signal"):
@@ -116,7 +117,7 @@ def rank_rows(run: Mapping[str, Any]) -> list[Cells]:
 
 
 def attempt_rows(run: Mapping[str, Any]) -> list[Cells]:
-    rows = []
+    rows: list[Cells] = []
     for one in run.get("attempts") or []:
         started, ended = number(one.get("started")), number(one.get("ended"))
         lasted = took(ended - started) if started is not None and ended is not None else "–"
@@ -147,7 +148,7 @@ def spark(values: Iterable[float], width: int = SPARK_WIDTH) -> str:
         return ""
     count = min(width, len(known))
     cuts = [round(i * len(known) / count) for i in range(count + 1)]
-    means = [sum(known[a:b]) / (b - a) for a, b in zip(cuts, cuts[1:], strict=False)]
+    means = [sum(known[a:b]) / (b - a) for a, b in itertools.pairwise(cuts)]
     low, high = min(means), max(means)
     scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
     return "".join(BLOCKS[round((mean - low) * scale)] for mean in means)
@@ -170,7 +171,7 @@ def section(name: str, head: Cells, rows: Sequence[Cells]) -> list[str]:
 def curves(metrics: Mapping[str, Any]) -> list[Cells]:
     """Of rank 0, or the first that told, over all attempts."""
     series = sorted(metrics.get("series") or [], key=lambda one: (one["rank"], one["attempt"]))
-    rows = []
+    rows: list[Cells] = []
     for key, name in (("loss", "loss"), ("accuracy", "accuracy"), ("samples_per_s", "samples/s")):
         told = [one for one in series if any(number(value) is not None for value in one.get(key) or [])]
         if told:
@@ -189,12 +190,8 @@ def fenced(lines: Sequence[str]) -> list[str]:
 
 def render_markdown(data: Mapping[str, Any]) -> str:
     run = data["run"]
-    lines = [
-        f"# {escaped(title(run))}",
-        "",
-        f"Run `{run['run']}` {run['state']}: {escaped(sentence(run))}.",
-        "",
-    ]
+    about = f"Run `{run['run']}` {run['state']}: {escaped(sentence(run))}."
+    lines = [f"# {escaped(title(run))}", "", about, ""]
     cause = run.get("cause")
     if cause and run["state"] != "succeeded":
         lines += [f"**{escaped(visible(cause.get('text') or ''))}**", ""]
