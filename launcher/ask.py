@@ -154,6 +154,7 @@ def run(
         variables=variables,
         env_file=env_file,
         i_know=i_know,
+        shared=shared,
         restarts=restarts,
         pushes=pushes,
     )
@@ -171,6 +172,7 @@ def run_on(
     variables: Mapping[str, str] | None = None,
     env_file: str | None = None,
     i_know: bool = False,
+    shared: bool = False,
     restarts: Restarts | None = None,
     pushes: bool = True,
     snapshot: Snapshot | None = None,

@@ -249,6 +249,7 @@ def asked(run: str) -> ask.Asked:
         prefork=said.prefork,
         variables=said.variables,
         env_file=str(env_file(run)) if said.secrets else None,
+        shared=said.shared,
         restarts=ask.Restarts(said.max_restarts, said.restart_delay, said.min_world),
         snapshot=snapshot,
     )

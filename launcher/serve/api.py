@@ -109,6 +109,7 @@ def submission(call: Call) -> dict[str, Any]:
         restart_delay=options.restart_delay,
         min_world=options.min_world,
         prefork=options.prefork,
+        shared=options.shared,
     )
     return dict(to_json(said))
 

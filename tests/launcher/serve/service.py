@@ -33,13 +33,10 @@ class Service:
 
     def start(self) -> Service:
         argv = [*RINGCTL, "--no-input", "serve", "--port", str(self.port), *self.options]
-        self.process = subprocess.Popen(
-            argv,
-            stdout=subprocess.PIPE,
-            stderr=open(self.folder / "serve.err", "ab"),
-            text=True,
-            cwd=self.folder,
-        )
+        with open(self.folder / "serve.err", "ab") as errors:
+            self.process = subprocess.Popen(
+                argv, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=self.folder
+            )
         self.url, self.link = self._line().split()[-1], self._line().split()[-1]
         self.port = urlsplit(self.url).port or 0
         return self
