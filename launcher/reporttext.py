@@ -97,8 +97,8 @@ def environment(run: Mapping[str, Any]) -> tuple[Cells, list[Cells]]:
     told: Mapping[str, Any] = run.get("environment") or {}
     if told and all(isinstance(value, dict) for value in told.values()):
         names = list(dict.fromkeys(key for value in told.values() for key in value))
-        rows = [[visible(host), *(figure(value.get(name)) for name in names)] for host, value in told.items()]
-        return ["host", *names], rows
+        by_host = [(visible(host), [figure(value.get(name)) for name in names]) for host, value in told.items()]
+        return ["host", *names], [[host, *cells] for host, cells in by_host]
     return ["name", "value"], [[visible(str(key)), figure(value)] for key, value in told.items()]
 
 
