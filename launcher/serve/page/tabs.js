@@ -37,7 +37,7 @@ function howEnded(rank) {
 
 export function preflightTab(run) {
   return tab(run, (now) => now.preflight, (now) => (now.preflight ? preflightParts(now.preflight)
-    : emptyState("No preflight recorded", "What was checked before this run started is not known here.", "ringctl preflight")));
+    : emptyState("No preflight recorded", "What was checked before this run started is not known here.", "", h("a", { class: "button", href: "#/hosts" }, "The last one of all hosts"))));
 }
 
 export function planTab(run) {
@@ -100,15 +100,16 @@ export function checkpointsTab(run) {
 }
 
 function listed(checkpoints) {
-  return table("Checkpoints", [
-    { title: "Step", class: "number", of: (one) => whole(one.step) },
-    { title: "Epoch", class: "number", of: (one) => whole(one.epoch) },
-    { title: "World", class: "number", of: (one) => whole(one.world) },
+  const columns = [
+    { title: "Step", of: (one) => whole(one.step) },
+    { title: "Epoch", of: (one) => whole(one.epoch) },
+    { title: "Ranks", of: (one) => whole(one.world) },
     { title: "Saved", of: (one) => clock(one.time, true) },
-    { title: "Size", class: "number", of: (one) => sized(one.bytes) },
-    { title: "Host", of: (one) => one.host ?? (one.hosts ?? []).join(", ") },
-    { title: "File", of: (one) => h("code", null, one.path ?? NOTHING) },
-  ], checkpoints);
+    { title: "Size", of: (one) => sized(one.bytes) },
+    { title: "Host", of: (one) => one.host ?? ((one.hosts ?? []).join(", ") || NOTHING) },
+    { title: "File", of: (one) => (one.path ? h("code", null, one.path) : NOTHING) },
+  ];
+  return table("Checkpoints", columns.filter((column) => checkpoints.some((one) => column.of(one) !== NOTHING)), checkpoints);
 }
 
 export function attemptsTab(run) {
