@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from launcher import reporttext as words
-from launcher.logs import visible
 from launcher.text import number
 
 PAGE = Path(__file__).parent / "serve" / "page"
@@ -72,7 +71,7 @@ def finite(data: Any) -> Any:
 
 
 def text(value: str) -> str:
-    return html.escape(visible(value))
+    return html.escape(words.seen(value))
 
 
 def table(name: str, head: words.Cells, rows: Iterable[words.Cells], kind: str = "") -> str:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from launcher.logs import visible
+from launcher import logs
 from launcher.text import number
 
 Cells = Sequence[str]
@@ -19,10 +19,16 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 60
 LINES_SHOWN = 60
 ESCAPED = re.compile(r"([\\`*_\[\]<>|#~])")
+TURNING = re.compile("[\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 RANKS = ("rank", "host", "state", "step", "loss", "samples/s", "step ms", "comm. ms", "sent", "ended")
 
 
 # --- Words of both kinds -------------------------------------------------------------------------
+
+
+def seen(text: str) -> str:
+    """With whatever a terminal or a page would obey, or that turns text around, as signs."""
+    return TURNING.sub(lambda match: f"\\u{ord(match[0]):04x}", logs.visible(text))
 
 
 def moment(seconds: Any) -> str:
@@ -51,22 +57,22 @@ def figure(value: Any, digits: int = 5) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 10000 else f"{value:.{digits}g}"
     if isinstance(value, str):
-        return visible(value) or "–"
+        return seen(value) or "–"
     if isinstance(value, (list, tuple)) and all(isinstance(one, (str, int, float)) for one in value):
-        return visible(shlex.join(str(one) for one in value)) or "–"
-    return visible(json.dumps(value))
+        return seen(shlex.join(str(one) for one in value)) or "–"
+    return seen(json.dumps(value))
 
 
 def title(run: Mapping[str, Any]) -> str:
-    return visible(run.get("name") or run["run"])
+    return seen(run.get("name") or run["run"])
 
 
 def sentence(run: Mapping[str, Any]) -> str:
     """What, by whom, where and when."""
     hosts = run.get("hosts") or []
     ranks = f"{run.get('world')} ranks" if run.get("world") != 1 else "1 rank"
-    where = f" on {', '.join(visible(host) for host in hosts)}" if hosts else ""
-    who = f", {visible(run['user'])}" if run.get("user") else ""
+    where = f" on {', '.join(seen(host) for host in hosts)}" if hosts else ""
+    who = f", {seen(run['user'])}" if run.get("user") else ""
     again = f", attempt {run['attempt']}" if (run.get("attempt") or 1) > 1 else ""
     return f"{ranks}{where}{who}, {moment(run.get('started') or run.get('submitted'))}{again}"
 
@@ -89,7 +95,7 @@ def results(run: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def options(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     given = (run.get("options") or {}).items()
-    return [(visible(str(key)), figure(value)) for key, value in given if value not in (None, "", [], {})]
+    return [(seen(str(key)), figure(value)) for key, value in given if value not in (None, "", [], {})]
 
 
 def environment(run: Mapping[str, Any]) -> tuple[Cells, list[Cells]]:
@@ -97,19 +103,19 @@ def environment(run: Mapping[str, Any]) -> tuple[Cells, list[Cells]]:
     told: Mapping[str, Any] = run.get("environment") or {}
     if told and all(isinstance(value, dict) for value in told.values()):
         names = list(dict.fromkeys(key for value in told.values() for key in value))
-        by_host = [(visible(host), [figure(value.get(name)) for name in names]) for host, value in told.items()]
+        by_host = [(seen(host), [figure(value.get(name)) for name in names]) for host, value in told.items()]
         return ["host", *names], [[host, *cells] for host, cells in by_host]
-    return ["name", "value"], [[visible(str(key)), figure(value)] for key, value in told.items()]
+    return ["name", "value"], [[seen(str(key)), figure(value)] for key, value in told.items()]
 
 
 def rank_rows(run: Mapping[str, Any]) -> list[Cells]:
     rows: list[Cells] = []
     for rank in run.get("ranks") or []:
-        ending = [rank.get("signal") or "", visible(rank.get("reason") or "")]
+        ending = [rank.get("signal") or "", seen(rank.get("reason") or "")]
         if rank.get("exit_code") is not None and not rank.get("signal"):
             ending[0] = f"exit code {rank['exit_code']}"
         numbers = ("step", "loss", "samples_per_s", "step_ms", "comm_ms", "bytes_sent")
-        about = [figure(rank["rank"]), visible(rank.get("host") or ""), rank.get("state") or ""]
+        about = [figure(rank["rank"]), seen(rank.get("host") or ""), rank.get("state") or ""]
         values = [figure(number(rank.get(key)), 4) for key in numbers]
         values[0] = figure(rank.get("step"))
         rows.append([*about, *values, ", ".join(filter(None, ending)) or "–"])
@@ -123,7 +129,7 @@ def attempt_rows(run: Mapping[str, Any]) -> list[Cells]:
         lasted = took(ended - started) if started is not None and ended is not None else "–"
         cause = (one.get("cause") or {}).get("text") or ""
         about = [figure(one.get("attempt")), one.get("state") or "", moment(started), lasted]
-        rows.append([*about, figure(one.get("world")), visible(cause) or "–"])
+        rows.append([*about, figure(one.get("world")), seen(cause) or "–"])
     return rows
 
 
@@ -133,9 +139,9 @@ ATTEMPTS = ("attempt", "state", "started", "took", "ranks", "cause")
 def log_line(line: Sequence[Any]) -> str:
     """[id, time, attempt, host, rank, stream, text] as one line of text that does no harm."""
     _, when, _, host, rank, stream, text = line
-    who = visible(host) if rank is None else f"rank {rank}"
+    who = seen(host) if rank is None else f"rank {rank}"
     mark = "!" if stream == "err" else " "
-    return f"{time.strftime('%H:%M:%S', time.gmtime(when))} {who:<8}{mark} {visible(text)}"
+    return f"{time.strftime('%H:%M:%S', time.gmtime(when))} {who:<8}{mark} {seen(text)}"
 
 
 # --- Markdown ------------------------------------------------------------------------------------
@@ -194,9 +200,9 @@ def render_markdown(data: Mapping[str, Any]) -> str:
     lines = [f"# {escaped(title(run))}", "", about, ""]
     cause = run.get("cause")
     if cause and run["state"] != "succeeded":
-        lines += [f"**{escaped(visible(cause.get('text') or ''))}**", ""]
+        lines += [f"**{escaped(seen(cause.get('text') or ''))}**", ""]
         if cause.get("fix"):
-            lines += [escaped(visible(cause["fix"])), ""]
+            lines += [escaped(seen(cause["fix"])), ""]
     head, rows = environment(run)
     lines += section("Results", ("name", "value"), results(run))
     lines += section("Curves", ("of", "first", "", "last"), curves(data["metrics"]))
