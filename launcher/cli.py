@@ -24,6 +24,7 @@ from launcher import (
     cli_init,
     cli_preflight,
     cli_pull,
+    cli_report,
     cli_runs,
     cli_serve,
 )
@@ -459,6 +460,7 @@ cli.add_command(cli_bench.bench)
 cli.add_command(cli_pull.checkpoints)
 cli.add_command(cli_pull.pull)
 cli.add_command(cli_history.runs)
+cli.add_command(cli_report.report)
 cli.add_command(cli_runs.stop)
 cli.add_command(cli_runs.restart)
 cli.add_command(cli_runs.watcher)

@@ -105,7 +105,9 @@ class Service:
             queued.rows("queued", "starting"),
             key=lambda row: (row.state != "starting", -row.submission.priority, row.place),
         )
-        return [found for row in waiting if (found := listing.row(row.run))]
+        rows = [found for row in waiting if (found := listing.row(row.run))]
+        # A launch may still be at it when its run is seen to go on.
+        return [row for row in rows if row["state"] in ("queued", "starting")]
 
     # --- hosts ---
 

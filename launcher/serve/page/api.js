@@ -25,7 +25,7 @@ async function ask(method, path, query, body, signal) {
     throw new Failure("The service does not answer", "Is `ringctl serve` still running? This page tries again by itself.");
   }
   if (answer.ok) return told;
-  if (answer.status === 401) throw new Failure("You are not signed in here", "Type `ringctl serve --link` and open what it prints.", 401);
+  if (answer.status === 401) throw new Failure("You are not signed in here", "Type `ringctl serve link` and open what it prints.", 401);
   throw new Failure(told?.error ?? `The service answered ${answer.status}`, told?.fix ?? "", answer.status);
 }
 

@@ -4,7 +4,7 @@ import { h, svg, put, say } from "./dom.js";
 import { milliseconds } from "./format.js";
 import { median } from "./series.js";
 
-const CLEARLY = 1.15; // so much longer than the rank in the middle is worth a word
+const CLEARLY = 1.25; // so much longer than the rank in the middle is worth a word
 const ROW = 24;
 
 /** Which rank holds up the others, in a sentence; "" if none does. */

@@ -145,12 +145,16 @@ export class LogView {
   }
 
   scrolled() {
-    const { scrollTop, clientHeight, scrollHeight } = this.box;
-    const atEnd = scrollTop + clientHeight >= scrollHeight - ROW;
+    const { scrollTop } = this.box, atEnd = scrollTop >= this.lowest - ROW;
     if (this.follows && !atEnd && scrollTop < this.before) this.follow(false);
     else if (!this.follows && atEnd && !this.rows.newer && scrollTop > this.before) this.follow(true);
     this.before = scrollTop;
     this.paint();
+  }
+
+  /** How far down it goes. The box itself may say more: rows that are just being moved up count there. */
+  get lowest() {
+    return Math.max(0, this.rows.rows.length * ROW - this.box.clientHeight);
   }
 
   render() {
@@ -162,10 +166,10 @@ export class LogView {
     }
     this.spacer.style.height = `${rows.length * ROW}px`;
     if (this.follows) {
-      this.box.scrollTop = rows.length * ROW;
+      this.box.scrollTop = this.lowest;
       this.before = this.box.scrollTop;
     }
-    const { scrollTop, clientHeight } = this.box;
+    const { clientHeight } = this.box, scrollTop = Math.min(this.box.scrollTop, this.lowest);
     const start = Math.max(0, Math.floor(scrollTop / ROW) - BEYOND), end = Math.min(rows.length, Math.ceil((scrollTop + clientHeight) / ROW) + BEYOND);
     this.list.style.transform = `translateY(${start * ROW}px)`;
     put(this.list, rows.slice(start, end).map((row) => this.row(row)), rows.length ? null : h("p", { class: "nothing" }, this.nothing()));

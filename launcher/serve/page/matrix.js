@@ -52,7 +52,8 @@ function pairCell(pair, self, best) {
 function checkMatrix(checks) {
   if (!checks.length) return null;
   const hosts = [...new Set(checks.map((check) => check.host))], names = [...new Set(checks.map((check) => check.name))];
-  return h("section", null, h("h3", null, "Checks"), h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Checks by host" },
+  const counts = ["ok", "warn", "fail", "skip"].map((status) => [checks.filter((check) => check.status === status).length, STATUS_WORDS[status]]);
+  return h("details", { class: "allchecks" }, h("summary", null, "All checks", h("span", null, counts.filter(([count]) => count).map(([count, word]) => `${count} ${word}`).join(", "))), h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Checks by host" },
     h("table", { class: "matrix checks" }, h("caption", { class: "unseen" }, "Each check on each host"),
       h("thead", null, h("tr", null, h("th", { scope: "col", class: "corner" }, "check"), hosts.map((host) => h("th", { scope: "col" }, host || "all")))),
       h("tbody", null, names.map((name) => h("tr", null, h("th", { scope: "row" }, name.replaceAll("_", " ")),

@@ -37,7 +37,7 @@ function howEnded(rank) {
 
 export function preflightTab(run) {
   return tab(run, (now) => now.preflight, (now) => (now.preflight ? preflightParts(now.preflight)
-    : emptyState("No preflight recorded", "What was checked before this run started is not known here.", "ringctl preflight")));
+    : emptyState("No preflight recorded", "What was checked before this run started is not known here.", "", h("a", { class: "button", href: "#/hosts" }, "The last one of all hosts"))));
 }
 
 export function planTab(run) {
@@ -45,7 +45,7 @@ export function planTab(run) {
     const command = now.options?.command ?? now.plan?.command;
     return [
       Array.isArray(command) && command.length ? h("section", null, h("h3", null, "Command"), h("pre", { class: "code", tabindex: "0" }, quoted(command.map(String)))) : null,
-      pairs("Options", now.options), pairs("Environment", now.environment),
+      pairs("Options", now.options), environment(now.environment),
       now.plan ? h("section", null, h("h3", null, "Plan"), h("details", null, h("summary", null, "All of it, as JSON"), h("pre", { class: "code", tabindex: "0" }, JSON.stringify(now.plan, null, 2))), placed(now.plan))
         : emptyState("No plan yet", "It is made when the run starts."),
     ];
@@ -70,6 +70,15 @@ function pairs(name, values) {
   ], rows, { class: "plain pairs" }));
 }
 
+/** One row a host where it is told by host; else one a name. */
+function environment(told) {
+  const rows = Object.entries(told ?? {});
+  if (!rows.length || !rows.every(([, value]) => value && typeof value === "object" && !Array.isArray(value))) return pairs("Environment", told);
+  const names = [...new Set(rows.flatMap(([, value]) => Object.keys(value)))];
+  return h("section", null, h("h3", null, "Environment"), table("Environment", [{ title: "Host", of: ([host]) => host },
+    ...names.map((name) => ({ title: name, of: ([, value]) => h("span", { class: "mono" }, plainValue(value[name])) }))], rows));
+}
+
 export function plainValue(value) {
   if (value === null || value === undefined || value === "") return NOTHING;
   if (Array.isArray(value) && value.every((one) => typeof one !== "object")) return quoted(value.map(String));
@@ -91,15 +100,16 @@ export function checkpointsTab(run) {
 }
 
 function listed(checkpoints) {
-  return table("Checkpoints", [
-    { title: "Step", class: "number", of: (one) => whole(one.step) },
-    { title: "Epoch", class: "number", of: (one) => whole(one.epoch) },
-    { title: "World", class: "number", of: (one) => whole(one.world) },
+  const columns = [
+    { title: "Step", of: (one) => whole(one.step) },
+    { title: "Epoch", of: (one) => whole(one.epoch) },
+    { title: "Ranks", of: (one) => whole(one.world) },
     { title: "Saved", of: (one) => clock(one.time, true) },
-    { title: "Size", class: "number", of: (one) => sized(one.bytes) },
-    { title: "Host", of: (one) => one.host ?? (one.hosts ?? []).join(", ") },
-    { title: "File", of: (one) => h("code", null, one.path ?? NOTHING) },
-  ], checkpoints);
+    { title: "Size", of: (one) => sized(one.bytes) },
+    { title: "Host", of: (one) => one.host ?? ((one.hosts ?? []).join(", ") || NOTHING) },
+    { title: "File", of: (one) => (one.path ? h("code", null, one.path) : NOTHING) },
+  ];
+  return table("Checkpoints", columns.filter((column) => checkpoints.some((one) => column.of(one) !== NOTHING)), checkpoints);
 }
 
 export function attemptsTab(run) {

@@ -68,7 +68,7 @@ export function hostsView(place) {
 
   load();
   loadChecked();
-  listen("/api/stream", {}, { hosts: (data) => { if (Array.isArray(data?.hosts)) show(data.hosts); else load(); } });
+  listen("/api/stream", {}, { hosts: (data) => { if (Array.isArray(data)) show(data); else load(); } });
   const timer = setInterval(() => { if (!document.hidden) { load(); loadChecked(); } }, AGAIN_MS);
   return { close: () => { closed = true; clearInterval(timer); }, title: "Hosts" };
 }

@@ -72,8 +72,8 @@ export function runsView(place, { query }) {
 
   function belongs(run) {
     if (view.state && !view.state.split(",").includes(run.state)) return false;
-    const text = [run.run, run.name, run.user, ...(run.hosts ?? [])].join("\n").toLowerCase();
-    if (view.search && !text.includes(view.search.toLowerCase())) return false;
+    const text = [run.run, run.name, run.user, run.state, run.error, ...(run.hosts ?? []), ...(run.command ?? [])].join("\n").toLowerCase();
+    if (!view.search.toLowerCase().split(/\s+/).every((word) => text.includes(word))) return false;
     return view.runs.has(run.run) || !view.next || run.run > view.next;
   }
 

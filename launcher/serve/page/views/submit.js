@@ -7,6 +7,7 @@ import { announce, errorState, skeleton } from "../dialogs.js";
 import { quoted, words } from "../format.js";
 import { go, runLink } from "../router.js";
 
+const RUN_NAME = /^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$/;
 const NAME = /^[A-Za-z_][A-Za-z0-9_]*$/;
 
 export function submitView(place, { query }) {
@@ -57,7 +58,7 @@ function form(before, hosts, runs, from) {
   field("Command or options", h("textarea", { name: "command", rows: "3", spellcheck: "false", autocapitalize: "off", placeholder: "--epochs 3 --sync ring" , value: quoted(value("command", [])) }), "What begins with a dash is for the ring trainer; anything else is a command: python my_train.py --lr 0.1"),
   h("div", { class: "columns" },
     field("Ranks", h("input", { type: "number", name: "world", min: "1", max: "4096", value: value("world", "") ?? "", placeholder: known ? `${known}, every slot` : "every slot" })),
-    field("Name", h("input", { type: "text", name: "name", maxlength: "100", value: value("name"), placeholder: "optional" }))),
+    field("Name", h("input", { type: "text", name: "name", maxlength: "64", value: value("name"), placeholder: "optional" }))),
   h("div", { class: "columns" },
     field("Only these hosts", h("input", { type: "text", name: "include", value: listed(value("include")), placeholder: hosts.slice(0, 3).map((host) => host.name).join(",") || "all", list: "host-names" })),
     field("Not these hosts", h("input", { type: "text", name: "exclude", value: listed(value("exclude")), placeholder: "none", list: "host-names" })),
@@ -89,6 +90,7 @@ function submission(data, before, secretNames) {
   const secrets = assignments(text("secrets"), "Secrets"), missing = secretNames.filter((name) => name in secrets && secrets[name] === "");
   if (missing.length) throw new Error(`Secrets: ${missing.join(", ")} has no value. The service does not keep them; give it again or remove the line.`);
   if (number("world") !== null && !(number("world") >= 1)) throw new Error("Ranks: at least 1");
+  if (text("name") && !RUN_NAME.test(text("name"))) throw new Error("Name: letters, digits, dots, dashes and underscores, without spaces");
   const at = text("at");
   return {
     command: words(text("command")), world: number("world"), name: text("name"), include: text("include"), exclude: text("exclude"),
