@@ -9,6 +9,7 @@ from benchmarks.checkpoint_cost import checkpoint_cost
 from benchmarks.failures import host_loss, rank_death
 from benchmarks.first_collective import first_collective
 from benchmarks.follow_hosts import follow_hosts
+from benchmarks.history import history
 from benchmarks.log_throughput import log_throughput
 from benchmarks.measurement import Measurement
 from benchmarks.over_ssh import controller, over_ssh
@@ -38,6 +39,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "checkpoint_cost": checkpoint_cost,
     "rank_death": rank_death,
     "host_loss": host_loss,
+    "history": history,
 }
 
 LONG: dict[str, Benchmark] = {"accuracy": accuracy}

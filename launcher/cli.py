@@ -19,6 +19,7 @@ from launcher import (
     cli_bench,
     cli_env,
     cli_explain,
+    cli_history,
     cli_hosts,
     cli_init,
     cli_preflight,
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
     from launcher.model import Plan
     from launcher.render import RunScreen
     from launcher.runs import Found
+
+
+LATELY = 20  # runs that ps shows
 
 
 def main() -> None:
@@ -373,9 +377,10 @@ def logs(
 
 def latest(found: Found) -> tuple[Found, Mapping[str, Agent]]:
     """The run as it is now, and all hosts that it is or was on."""
-    from launcher import runs
+    from launcher import history, runs
 
-    now = next((other for other in runs.remembered() if other.run == found.run), None)
+    record = history.read(found.run)
+    now = runs.found_of(record) if record else None
     found = runs.refreshed(now, pool()) if now is not None and now.attempt != found.attempt else found
     return found, agents_of(found, former=True)
 
@@ -398,11 +403,11 @@ def ps(everything: bool, as_json: bool, **where: str | None) -> int:
     from launcher import text
 
     everything = everything or any(where.values())
-    runs, errors = all_runs(inventory_at(where) if everything else None)
+    runs, errors = all_runs(inventory_at(where)) if everything else all_runs(recent=LATELY)
     for error in errors:
         click.echo(f"error: {error}", err=True)
     if not everything:
-        recent = {found.run for found in runs[-20:]}
+        recent = {found.run for found in runs[-LATELY:]}
         runs = [f for f in runs if f.run in recent or (f.state and f.state.state in ("starting", "running"))]
     if as_json:
         click.echo(text.json_line([text.run_json(found) for found in runs]))
@@ -445,6 +450,7 @@ def status(run: str | None, as_json: bool, **where: str | None) -> int:
 
 cli.add_command(cli_init.init)
 cli.add_command(cli_preflight.preflight)
+cli.add_command(cli_hosts.hosts)
 cli.add_command(cli_hosts.trust)
 cli.add_command(cli_hosts.execute)
 cli.add_command(cli_hosts.push)
@@ -453,6 +459,7 @@ cli.add_command(cli_explain.explain)
 cli.add_command(cli_bench.bench)
 cli.add_command(cli_pull.checkpoints)
 cli.add_command(cli_pull.pull)
+cli.add_command(cli_history.runs)
 cli.add_command(cli_report.report)
 cli.add_command(cli_runs.stop)
 cli.add_command(cli_runs.restart)

@@ -1,4 +1,4 @@
-"""Commands about the hosts themselves: trust, exec, push."""
+"""Commands about the hosts themselves: hosts, trust, exec, push."""
 
 from __future__ import annotations
 
@@ -28,6 +28,35 @@ def agents_at(where: dict[str, str | None]) -> dict[str, Agent]:
             "there is no inventory here", fix="write a hosts.yaml, or name hosts: -H server1,server2"
         )
     return agents_for(inventory.hosts, pool())
+
+
+# --- hosts ---------------------------------------------------------------------------------------
+
+
+@click.command()
+@host_options
+@json_option
+def hosts(as_json: bool, **where: str | None) -> int:
+    """Who has which slots of the hosts, of whichever user, and their load, memory and disk."""
+    from launcher import ask, occupancy, text
+    from launcher.agent import agents_for
+
+    inventory = ask.inventory(ask.Where(**where), False, None)
+    results = occupancy.look(agents_for(inventory.hosts, pool()))
+    told = [occupancy.host_json(host, results[host.name]) for host in inventory.hosts]
+    errors = [result for result in results.values() if isinstance(result, RingctlError)]
+    if as_json:
+        click.echo(text.json_line(told))
+    else:
+        from launcher import render
+
+        render.show_table(occupancy.rows(told))
+        for host in told:
+            if host["problem"]:
+                click.echo(f"{host['name']}: {host['problem']}", err=True)
+    for error in errors:
+        click.echo(f"error: {error}", err=True)
+    return exit_code(errors)
 
 
 # --- trust ---------------------------------------------------------------------------------------

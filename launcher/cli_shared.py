@@ -63,12 +63,14 @@ def pool() -> Pool:
     return cast(Pool, context.obj)
 
 
-def all_runs(inventory: Inventory | None = None) -> tuple[list[Found], list[RingctlError]]:
+def all_runs(
+    inventory: Inventory | None = None, recent: int | None = None
+) -> tuple[list[Found], list[RingctlError]]:
     """Runs that were started from here, are on this machine, or on the hosts of `inventory`; and why some of
     the hosts did not answer."""
     from launcher import runs
 
-    return runs.find_runs(pool(), inventory.hosts if inventory else ())
+    return runs.find_runs(pool(), inventory.hosts if inventory else (), recent)
 
 
 def inventory_at(where: dict[str, str | None]) -> Inventory | None:
@@ -84,7 +86,7 @@ def named_run(reference: str | None, where: dict[str, str | None]) -> Found:
     from launcher.errors import InputError
 
     given = any(where.values())
-    known = [] if given else runs.remembered()
+    known = [] if given else runs.remembered(1 if reference is None else None, reference or "")
     try:
         return runs.refreshed(runs.find_run(reference, known), pool())
     except InputError:

@@ -53,7 +53,9 @@ SCHEMA: tuple[tuple[str, ...], ...] = (
             world INTEGER NOT NULL, attempt INTEGER NOT NULL, hosts TEXT NOT NULL,
             submitted REAL, started REAL, ended REAL, error TEXT NOT NULL DEFAULT '',
             fix TEXT NOT NULL DEFAULT '', command TEXT NOT NULL DEFAULT '[]',
-            summary TEXT NOT NULL DEFAULT '{}', record TEXT)""",  # what no list shows comes last: it is long
+            summary TEXT NOT NULL DEFAULT '{}')""",
+        # Beside the rows that lists go through, for it is long.
+        "CREATE TABLE records (run TEXT PRIMARY KEY, record TEXT NOT NULL)",
         "CREATE INDEX runs_state ON runs (state)",
         """CREATE TABLE chunks (
             run TEXT NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL, flags INTEGER NOT NULL,
@@ -87,7 +89,7 @@ SCHEMA: tuple[tuple[str, ...], ...] = (
     ),
 )
 VERSION = len(SCHEMA)
-OF_A_RUN = ("chunks", "metrics", "series", "attempts", "positions")  # tables of what was recorded of one
+OF_A_RUN = ("records", "chunks", "metrics", "series", "attempts", "positions")  # tables beside `runs`
 
 
 # --- Asking and writing --------------------------------------------------------------------------

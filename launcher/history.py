@@ -104,10 +104,13 @@ def write(record: Record) -> None:
     change(lambda db: put(db, record))
 
 
-def recall() -> list[Record]:
-    """All of them, oldest first; one that cannot be read is left out."""
-    nothing: list[str | None] = []
-    found = ask(lambda db: [row["record"] for row in db.execute("SELECT record FROM runs")], nothing)
+def recall(recent: int | None = None, like: str = "") -> list[Record]:
+    """All of them, oldest first; one that cannot be read is left out. Only the `recent` ones and those that
+    are not over, or only those that begin `like` this or have it as their name, if that is asked for."""
+    nothing: list[str] = []
+    limit = -1 if recent is None else recent
+    values = {"limit": limit, "like": like, "above": like + "\U0010ffff"}
+    found = ask(lambda db: [row["record"] for row in db.execute(RECALL, values)], nothing)
     records = {record.plan.run: record for record in old_records().values()}
     records |= {record.plan.run: record for record in map(decoded, found) if record}
     return sorted(records.values(), key=lambda record: record.started)
@@ -115,6 +118,13 @@ def recall() -> list[Record]:
 
 def read(run: str) -> Record | None:
     return ask(lambda db: record_of(db, run), None) or old_records().get(run)
+
+
+RECALL = """
+    SELECT record FROM runs JOIN records USING (run)
+    WHERE (:like = '' OR name = :like OR (run >= :like AND run < :above))
+        AND (:limit < 0 OR state IN ('starting', 'running', 'lost')
+            OR run IN (SELECT run FROM runs JOIN records USING (run) ORDER BY started DESC LIMIT :limit))"""
 
 
 def names() -> list[str]:
@@ -143,12 +153,12 @@ def change(work: database.Work[T], *, safe: bool = True) -> T:
 
 PUT = """
     INSERT INTO runs (run, name, user, state, world, attempt, hosts, submitted, started, ended, error, fix,
-        command, summary, record)
+        command, summary)
     VALUES (:run, :name, :user, :state, :world, :attempt, :hosts, :started, :started, :ended, :error, :fix,
-        :command, :summary, :record)
+        :command, :summary)
     ON CONFLICT (run) DO UPDATE SET name = :name, state = :state, world = :world, attempt = :attempt,
         hosts = :hosts, started = :started, ended = :ended, error = :error, fix = :fix, command = :command,
-        summary = :summary, record = :record"""
+        summary = :summary"""
 
 
 def put(db: sqlite3.Connection, record: Record) -> None:
@@ -169,9 +179,10 @@ def put(db: sqlite3.Connection, record: Record) -> None:
         "fix": str(cause.get("fix") or "") if end else "",
         "command": json.dumps(plan.command),
         "summary": json.dumps({**(json.loads(told["summary"]) if told else {}), **told_by(end)}),
-        "record": json.dumps(to_json(record)),
     }
     db.execute(PUT, values)
+    whole = (plan.run, json.dumps(to_json(record)))
+    db.execute("INSERT OR REPLACE INTO records VALUES (?, ?)", whole)
 
 
 def told_by(end: RunState | None) -> dict[str, Any]:
@@ -195,14 +206,14 @@ def own_name() -> str:
 
 
 def record_of(db: sqlite3.Connection, run: str) -> Record | None:
-    row = db.execute("SELECT record FROM runs WHERE run = ?", (run,)).fetchone()
+    row = db.execute("SELECT record FROM records WHERE run = ?", (run,)).fetchone()
     return decoded(row["record"]) if row else None
 
 
-def decoded(text: str | None) -> Record | None:
-    """None for a run that was only handed in so far, or that another version has written."""
+def decoded(text: str) -> Record | None:
+    """None for one that another version has written."""
     try:
-        return from_json(Record, json.loads(text)) if text else None
+        return from_json(Record, json.loads(text))
     except UNREADABLE:
         return None
 

@@ -30,6 +30,7 @@ LARGEST = 4096  # bytes of a record
 MOST_SLOTS, MOST_RANKS = 1024, 100_000
 WRITTEN_S = 60.0  # by then a record has its name, or never will
 MOST_NAMES = 100_000  # that are looked at
+MOST_SWEPT = 1000  # at a start, which waits for nothing
 MOST_OF_A_USER = 250
 MOST_RUNS = 1000  # that are told
 LOOK_S = 2.0  # whatever others have put there: by then, what was found is told
@@ -176,9 +177,9 @@ def remove(run: str) -> None:
 
 
 def sweep(folder: int) -> None:
-    """Take away what our own runs have left that are gone."""
+    """Take away what our own runs have left that are gone, as far as that takes no time."""
     uid, boot = os.getuid(), boot_id()
-    for name in names_in(folder):
+    for name in names_in(folder, MOST_SWEPT):
         if not name.lstrip(".").startswith(f"{uid}-"):
             continue
         try:
@@ -218,7 +219,7 @@ def records(folder: int) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     of_user: dict[int, int] = {}
     deadline, boot = time.monotonic() + LOOK_S, boot_id()
-    for name in names_in(folder):
+    for name in names_in(folder, MOST_NAMES):
         match = RECORD.fullmatch(name)
         if not match or time.monotonic() > deadline:
             continue
@@ -233,13 +234,13 @@ def records(folder: int) -> list[dict[str, Any]]:
     return sorted(found, key=lambda each: (each["user"], each["run"]))[:MOST_RUNS]
 
 
-def names_in(folder: int) -> list[str]:
-    """As many as are looked at; there may be any number."""
+def names_in(folder: int, most: int) -> list[str]:
+    """Of what there is, which may be any number."""
     names = []
     with os.scandir(folder) as entries:
         for entry in entries:
             names.append(entry.name)
-            if len(names) >= MOST_NAMES:
+            if len(names) >= most:
                 break
     return names
 

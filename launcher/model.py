@@ -108,6 +108,18 @@ class EnvLook:
 
 
 @dataclass(frozen=True)
+class SlotsTold:
+    """A run that has slots of a host, of whichever user; see hostslots.taken."""
+
+    run: str
+    user: str
+    attempt: int
+    slots: int
+    world: int
+    shared: bool
+
+
+@dataclass(frozen=True)
 class Facts:
     """What a host says of itself. The first part is what planning needs, the rest is for the checks."""
 
@@ -139,6 +151,7 @@ class Facts:
     cpu_flags: tuple[str, ...] = ()
     gpus: int = 0
     runs: tuple[str, ...] = ()  # of ringctl, going on there
+    taken: tuple[SlotsTold, ...] = ()  # the same, of all its users
     stale: tuple[str, ...] = ()  # variables left over from torchrun
     firewalls: tuple[str, ...] = ()  # tools for one that are there
     env: EnvLook | None = None

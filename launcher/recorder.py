@@ -257,12 +257,13 @@ def due() -> list[str]:
     part or not at all, and those that ended lately without anybody recording them."""
     words = """
         SELECT r.run FROM runs r LEFT JOIN attempts a ON a.run = r.run AND a.attempt = r.attempt
-        WHERE r.record IS NOT NULL AND (
+        WHERE (
             (r.state IN ('starting', 'running') AND NOT coalesce(a.over, 0))
             OR (a.run IS NOT NULL AND NOT a.over)
             OR (a.state = 'lost' AND r.ended IS NOT NULL)
             OR (a.run IS NULL AND EXISTS (SELECT 1 FROM attempts WHERE run = r.run))
             OR (a.run IS NULL AND r.ended > ?))
+        AND EXISTS (SELECT 1 FROM records WHERE run = r.run)
         ORDER BY r.run"""
     since = time.time() - LATELY_S
     found: list[sqlite3.Row] = history.ask(lambda db: db.execute(words, (since,)).fetchall(), [])

@@ -39,7 +39,7 @@ class Prepared:
     plan: Plan
     agents: dict[str, Agent]
     lacking: dict[str, dict[str, Any]]  # what each host's code store said of the snapshot
-    failures: tuple[CheckResult, ...] = ()  # of preflight, that do not block
+    findings: tuple[CheckResult, ...] = ()  # of preflight, that do not block
     open: Mapping[str, Conversation] = field(default_factory=dict)  # with a hostd that waits to start it
 
     def close(self, names: Iterable[str] | None = None) -> None:
@@ -73,8 +73,8 @@ def prepare(
         for conversation in survey.open.values():
             conversation.close()
         raise
-    failures = tuple(checked.failures) if checked else ()
-    return Prepared(plan, agents, dict(survey.lacking), failures, survey.open)
+    findings = tuple(checked.worth_saying) if checked else ()
+    return Prepared(plan, agents, dict(survey.lacking), findings, survey.open)
 
 
 def start(
@@ -157,8 +157,8 @@ def launch(
         plan, agents = ready.plan, ready.agents
         if attempt == 0:
             screen.plan(plan)
-            for failure in ready.failures:
-                screen.note(result_line(failure))
+            for finding in ready.findings:
+                screen.note(result_line(finding))
         try:
             if snapshot is not None and ready.lacking:
                 remote = {name: agents[name] for name in ready.lacking}

@@ -59,28 +59,31 @@ class Found:
         return len(ended) == len(self.hosts) and not self.elsewhere
 
 
-def remembered() -> list[Found]:
-    """The runs that were started from here, oldest first; no host is asked."""
-    return [
-        Found(
-            record.plan.run,
-            record.plan.name,
-            record.hosts,
-            record.started,
-            rank_hosts=record.plan.rank_hosts,
-            end=record.end,
-            cause=record.cause,
-            attempt=record.plan.attempt,
-            former=record.former,
-        )
-        for record in history.recall()
-    ]
+def remembered(recent: int | None = None, like: str = "") -> list[Found]:
+    """The runs that were started from here, oldest first; no host is asked. See history.recall."""
+    return [found_of(record) for record in history.recall(recent, like)]
 
 
-def find_runs(pool: Pool, more: Iterable[Host] = ()) -> tuple[list[Found], list[RingctlError]]:
-    """All runs that were started from here, or are on this machine or on the hosts `more`, oldest first; and
-    why some of the hosts did not answer."""
-    known = {found.run: found for found in remembered()}
+def found_of(record: history.Record) -> Found:
+    return Found(
+        record.plan.run,
+        record.plan.name,
+        record.hosts,
+        record.started,
+        rank_hosts=record.plan.rank_hosts,
+        end=record.end,
+        cause=record.cause,
+        attempt=record.plan.attempt,
+        former=record.former,
+    )
+
+
+def find_runs(
+    pool: Pool, more: Iterable[Host] = (), recent: int | None = None
+) -> tuple[list[Found], list[RingctlError]]:
+    """All runs that were started from here (or the `recent` ones and those that are not over), or are on this
+    machine or on the hosts `more`, oldest first; and why some of the hosts did not answer."""
+    known = {found.run: found for found in remembered(recent)}
     hosts = [host for found in known.values() if not found.is_over for host in found.hosts]
     answers = ask_hosts([THIS_MACHINE, *hosts, *more], pool)
     for run in {state["run"] for _, answer in answers if isinstance(answer, list) for state in answer}:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from launcher.told import SlotsTold
+    from launcher.model import SlotsTold
 
 MOST_NAMED = 4  # hosts in a sentence
 

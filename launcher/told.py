@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.logs import visible
-from launcher.model import Event, RankStatus, RunStatus, from_json
+from launcher.model import Event, RankStatus, RunStatus, SlotsTold, from_json
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # of a run: also that of its folder
 HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:%-]{0,254}")
@@ -105,18 +105,6 @@ def check_stopped(answer: Mapping[str, Any]) -> None:
 
 
 # --- Slots ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class SlotsTold:
-    """A run that has slots of a host, of whichever user; see hostslots.taken."""
-
-    run: str
-    user: str
-    attempt: int
-    slots: int
-    world: int
-    shared: bool
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,7 @@ CHECKS: tuple[Check, ...] = (
     Check("cpu", "machine", "its processor has what torch expects", own.cpu),
     Check("machine", "machine", "all hosts have the same kind of processor", own.machine),
     Check("busy", "machine", "no other run of ours is going on", own.busy),
+    Check("slots_taken", "machine", "nobody else has the slots that the run wants", own.slots_taken),
     Check("folders", "storage", "ringctl's folder is ours and can be written to", own.folders),
     Check("disk", "storage", "there is room on the disk", own.disk),
     Check("inodes", "storage", "there is room for more files", own.inodes),

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from launcher.ask import Asked
 
 
+OTHERS_THERE = "slots_taken"
+
+
 @dataclass(frozen=True)
 class Examined:
     """What preflight found."""
@@ -39,6 +42,11 @@ class Examined:
     @property
     def warnings(self) -> list[CheckResult]:
         return [result for result in self.results if result.status == "warn"]
+
+    @property
+    def worth_saying(self) -> list[CheckResult]:
+        """What a launch tells although it starts: failures that do not block, and that others are there."""
+        return [*self.failures, *(result for result in self.warnings if result.name == OTHERS_THERE)]
 
     @property
     def exit_code(self) -> int:
@@ -90,6 +98,7 @@ def examine(
         data=data_folder(options.command),
         deep=deep,
         i_know=options.i_know,
+        shared=options.shared,
         figures=figures,
     )
     survey = take(agents, inventory, need, code, stay=stay)

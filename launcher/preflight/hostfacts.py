@@ -533,7 +533,8 @@ def all_facts(request: dict[str, Any]) -> dict[str, Any]:
         port=port_use(int(request.get("port") or 0)),
         ephemeral=ephemeral_range(), memory=usable_memory(), shm=shared_memory(), folders=places,
         nofile=nofile, threads=threads, kills_on_logout=kills_on_logout(), cpu_flags=cpu_flags(),
-        gpus=gpu_count(), runs=runs_here(), stale=sorted(k for k in os.environ if k.startswith(STALE)),
+        gpus=gpu_count(), runs=runs_here(),
+        taken=beside("hostslots").taken()[0], stale=sorted(k for k in os.environ if k.startswith(STALE)),
         firewalls=firewalls(),
         data=dataset(request["data"]) if request.get("data") else {},
     )  # fmt: skip

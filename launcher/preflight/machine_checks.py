@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from launcher.model import Folder, Host, Status
+from launcher.occupancy import taken
 from launcher.preflight import fixes
 from launcher.preflight.fixes import DISK_LOW, INODES_LOW
 from launcher.preflight.view import Finding, View, blocker
@@ -121,6 +122,25 @@ def busy(view: View) -> Iterator[Finding]:
         names = ", ".join(view.facts.runs)
         stops = "; ".join(f"ringctl stop {run}" for run in view.facts.runs)
         yield Finding("warn", f"it runs {names}", "no other run", stops)
+
+
+def slots_taken(view: View) -> Iterator[Finding]:
+    """Only where others are there: of our own runs, `busy` tells."""
+    counted = [each for each in view.facts.taken if not (each.shared and view.need.shared)]
+    others = [each for each in counted if each.run not in view.facts.runs]
+    # How many slots this machine has, nobody says where there is no inventory.
+    slots = max(view.host.slots, view.facts.cores) if view.host.local else view.host.slots
+    has = taken(counted)
+    if others and has + view.ranks > slots:
+        by = ", ".join(f"run {each.run} of user {each.user}" for each in others[:3])
+        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+        elsewhere = "" if view.host.local else f", or leave it out: --exclude {view.host.name}"
+        yield Finding(
+            "warn",
+            f"{has} of {count(slots, 'slot')} {'is' if has == 1 else 'are'} taken by {by}{more}",
+            f"{count(view.ranks, 'slot')} for this run",
+            f"wait until that has ended (ringctl hosts){elsewhere}",
+        )
 
 
 BY_OTHERS = "can be written to by others"

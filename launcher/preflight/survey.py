@@ -16,7 +16,7 @@ from launcher.errors import HostError, RingctlError
 from launcher.fanout import fan_out
 from launcher.logs import CONTROL
 from launcher.model import Facts, Host, Inventory, Pair, from_json, to_json
-from launcher.told import is_moment
+from launcher.told import MOST_RUNS, is_moment, plausible
 
 PROBE = "preflight/probe.py"
 FACTS_S = 30.0  # by then a host's Python has started from the slowest of disks
@@ -40,6 +40,7 @@ class Need:
     data: str = ""  # the folder with the dataset, as ranks will be told
     deep: bool = False  # really import torch, which takes seconds
     i_know: bool = False  # gradients may go through a public address
+    shared: bool = False  # others that say so, too, may have its slots
     figures: bool = True  # measure latency and bandwidth of every pair, not only whether it works
 
 
@@ -270,6 +271,8 @@ def check_plausible(facts: Facts) -> None:
     figures += [figure for place in facts.folders for figure in (place.free_bytes, place.free_inodes)]
     if not 0 < facts.cores < 1 << 20 or not all(-1 <= figure < 1 << 64 for figure in figures):
         raise ValueError("a machine that nobody has built")
+    if len(facts.taken) > MOST_RUNS or not all(map(plausible, facts.taken)):
+        raise ValueError("slots that nobody can have")
     for path in (facts.home, facts.python, facts.cwd):
         if CONTROL.search(path):
             raise HostError(facts.host, f"its probe answered with a path that cannot be used: {path[:80]!r}")

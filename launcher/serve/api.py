@@ -10,6 +10,7 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from launcher import __version__, ask, codestore, history, listing, queued, tape
+from launcher import report as reports
 from launcher.errors import InputError, RingctlError
 from launcher.inventory import variable_problem
 from launcher.model import from_json, to_json
@@ -115,8 +116,6 @@ def submission(call: Call) -> dict[str, Any]:
 
 
 def report(call: Call) -> Answer:
-    from launcher import report as reports
-
     row_of(call)
     data = reports.collect(call.path["run"])
     if call.query["format"] == "json":

@@ -101,7 +101,7 @@ class Gate:
             most = limited(request, limits.MOST_CODE)
             incoming = in_time(request, most, limits.CODE_S)
         elif route.body is not None:
-            body = await read_json(request, route.body)
+            body = await read_json(request, route.body, route.may_be_empty)
         call = Call(self.service, who, request.path_params, query, body, lower_headers(request), incoming)
         if inspect.iscoroutinefunction(route.handler):
             found = await route.handler(call)
@@ -239,11 +239,11 @@ async def in_time(request: Request, most: int, seconds: float) -> AsyncIterator[
         yield piece
 
 
-async def read_json(request: Request, schema: Mapping[str, Any]) -> Any:
+async def read_json(request: Request, schema: Mapping[str, Any], may_be_empty: bool) -> Any:
     most = limited(request, limits.MOST_BODY)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     data = b"".join([piece async for piece in in_time(request, most, limits.BODY_S)])
-    if not data and not kind:
+    if not data and not kind and may_be_empty:
         data = b"{}"  # nothing to say
     elif kind != "application/json":
         # What a form of another site can send is none of these.

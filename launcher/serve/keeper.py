@@ -53,9 +53,11 @@ class Seen:
 class Keeper:
     """The queue, the launches, the recorders, the hosts."""
 
-    def __init__(self, inventory: Inventory, on_batch: Callable[[Batch], None]) -> None:
+    def __init__(
+        self, inventory: Inventory, on_batch: Callable[[Batch], None], on_change: Callable[[str], None]
+    ) -> None:
         self.inventory = inventory
-        self.on_batch = on_batch
+        self.on_batch, self.on_change = on_batch, on_change
         self.hosts: Mapping[str, Seen] = {host.name: Seen() for host in inventory.hosts}
         self.recorders: dict[str, tuple[Recorder, threading.Thread]] = {}
         self.reserved: dict[str, Mapping[str, int]] = {}  # slots of runs that are being started again
@@ -83,7 +85,7 @@ class Keeper:
         self._stop.set()
         self._wake.set()
         self._ask_now.set()
-        for thread in (*self._threads, *(thread for _, thread in self.recorders.values())):
+        for thread in (*self._threads, *(thread for _, thread in list(self.recorders.values()))):
             thread.join(timeout=10.0)
         self._pool.close()
 
@@ -131,6 +133,7 @@ class Keeper:
             self._launches.pop(row.run, None)
             self.after_launch(row)
             self._wake.set()
+            self.on_change(row.run)
 
     def after_launch(self, row: Queued) -> None:
         """Its process is gone: did it start the run, fail to, or was it killed?"""
@@ -200,11 +203,6 @@ class Keeper:
 
     def look_for_runs(self) -> None:
         """Record every run that goes on, whoever has started it."""
-        for run in list(self.recorders):
-            if not self.recorders[run][1].is_alive():
-                del self.recorders[run]
-                self._ask_now.set()  # its slots are free
-                self._wake.set()
         for run in recorder.due():
             if run not in self.recorders and not self._stop.is_set():
                 self._record(run)
@@ -223,6 +221,11 @@ class Keeper:
             except Exception:
                 log.exception("recording %s", run)
                 self._stop.wait(5 * LOOK_S)
+            finally:
+                self.recorders.pop(run, None)
+                self._ask_now.set()  # its slots are free
+                self._wake.set()
+                self.on_change(run)
 
         thread = threading.Thread(target=work, name=f"record {run}", daemon=True)
         self.recorders[run] = (recording, thread)

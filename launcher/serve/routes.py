@@ -52,6 +52,7 @@ class Route:
     status: int = 200
     query: Sequence[Param] = ()
     body: Schema | None = None
+    may_be_empty: bool = True  # that body
     upload: bool = False  # its body is bytes, which the handler reads by itself
     errors: Sequence[int] = ()  # besides what every route may answer
 
@@ -120,7 +121,7 @@ ROUTES: tuple[Route, ...] = (
           query=(whole("after", 0, MOST_ID),), errors=(503,)),
     Route("GET", "/api/queue", api.queue, "read", "Runs that wait, in order, and why", "Queue"),
     Route("POST", "/api/submit", api.submit, "submit", "Hand in a run", "RunRow", status=201, body=SUBMISSION,
-          errors=(409,)),
+          may_be_empty=False, errors=(409,)),
     Route("GET", "/api/code/{digest}", api.have_code, "submit", "Whether a snapshot is here", "Have"),
     Route("PUT", "/api/code/{digest}", api.put_code, "submit", "A snapshot of code as a tar, packed or not",
           "Have", upload=True, errors=(409,)),
@@ -180,7 +181,7 @@ def operation(route: Route) -> dict[str, Any]:
         about["requestBody"] = {"required": True, "content": binary}
     elif route.body is not None:
         about["requestBody"] = {
-            "required": route.body is SUBMISSION,
+            "required": not route.may_be_empty,
             "content": {"application/json": {"schema": route.body}},
         }
     return about

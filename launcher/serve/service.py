@@ -45,7 +45,9 @@ class Service:
         self.credentials = Credentials(settings.cookie)
         self.requests = Buckets(burst=400, rate=100)
         self.failures = Buckets(burst=60, rate=2)
-        self.keeper = Keeper(settings.inventory, lambda batch: self.live.batch(batch))
+        self.keeper = Keeper(
+            settings.inventory, lambda batch: self.live.batch(batch), lambda run: self.live.changed(run)
+        )
         self.checking = threading.Lock()  # held while a preflight runs
 
     def still_may(self, call: Call) -> bool:
@@ -103,7 +105,9 @@ class Service:
             queued.rows("queued", "starting"),
             key=lambda row: (row.state != "starting", -row.submission.priority, row.place),
         )
-        return [found for row in waiting if (found := listing.row(row.run))]
+        rows = [found for row in waiting if (found := listing.row(row.run))]
+        # A launch may still be at it when its run is seen to go on.
+        return [row for row in rows if row["state"] in ("queued", "starting")]
 
     # --- hosts ---
 
@@ -119,7 +123,7 @@ class Service:
                 for each in taken
                 if each.slots.get(host.name)
             ]
-            used = sum(run["slots"] for run in runs)
+            used = sum(each.slots.get(host.name, 0) for each in taken)
             now = seen.now
             found.append(
                 {

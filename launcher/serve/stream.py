@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from launcher.serve.service import Service
 
 HEARTBEAT_S = 10.0
+LOOK_S = 1.0  # at the latest
 PAUSE_S = 0.1  # between two blocks: fewer and larger ones cost everybody less
-DETAIL_S, DETAIL_AGAIN_S = 0.5, 5.0  # how often a run's state is looked at, and told though it is the same
+DETAIL_S, DETAIL_AGAIN_S = 0.3, 5.0  # how often a run's state is looked at, and told though it is the same
 OVERVIEW_S = 0.5
 MOST_EVENTS = 4000  # of one block
 MOST_KEPT = 32 << 20  # bytes of blocks kept for other readers
@@ -70,7 +71,7 @@ class Told:
 
 
 class Live:
-    """What the readers of all streams share. Used in the event loop only, but for `batch`."""
+    """What the readers of all streams share. Used in the event loop only, but for what says otherwise."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -93,6 +94,11 @@ class Live:
             block = encoded(list(enumerate(batch.events, start=batch.first)))
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody reads any more
             self._loop.call_soon_threadsafe(self._take, batch.run, batch.first - 1, block)
+
+    def changed(self, run: str) -> None:
+        """Something else than its events is new; from any thread."""
+        with contextlib.suppress(RuntimeError):  # as above
+            self._loop.call_soon_threadsafe(self._take, run, 0, None)
 
     def _take(self, run: str, after: int, block: Block | None) -> None:
         if block is not None and (run, after) not in self._blocks:
@@ -259,7 +265,8 @@ async def follow_run(live: Live, run: str, after: int) -> AsyncIterator[bytes]:
         if now - heard > HEARTBEAT_S:
             heard = now
             yield HEARTBEAT
-        await first_of(news.wait(), 1.0)
+        await first_of(news.wait(), LOOK_S)
+        await asyncio.sleep(PAUSE_S)  # several things tend to happen at once
 
 
 async def first_of(waiting: Awaitable[Any], seconds: float) -> None:

@@ -29,6 +29,7 @@ from tests.launcher.ringctl import RINGCTL, wait_for
 
 HOME = "/home/train"
 OURS = f"{HOME}/.ringctl"
+SLOTS = "/var/tmp/ringctl-slots"
 
 
 # --- The controller's side -----------------------------------------------------------------------
@@ -219,6 +220,7 @@ def reset(cluster: Hosts) -> None:
 
 def tidy(cluster: Cluster, host: str) -> None:
     """Remove all from the user's home but the way in and ringctl's own programs."""
+    shutil.rmtree(cluster.path(host, SLOTS), ignore_errors=True)
     _clear(cluster.path(host, HOME), ".ssh", ".ringctl")
     ours = cluster.path(host, OURS)
     if ours.exists():
@@ -280,6 +282,40 @@ def login_shell(cluster: Cluster, host: str, shell: str) -> contextlib.AbstractC
 def write_home(cluster: Cluster, host: str, name: str, text: str) -> None:
     """A file in the user's home, as the user would have it."""
     cluster.run(host, "sh", "-c", 'mkdir -p "$(dirname "$0")" && cat >"$0"', name, input=text)
+
+
+@contextlib.contextmanager
+def second_user(cluster: Cluster, name: str = "bob") -> Iterator[Path]:
+    """Another account on every host, with the same key to it, and an inventory of its own for ringctl."""
+    number, home = USER_ID + 1, f"/home/{name}"
+    lines = {
+        "passwd": f"{name}:x:{number}:{number}::{home}:/bin/bash",
+        "group": f"{name}:x:{number}:",
+        "shadow": f"{name}:*:19000:0:99999:7:::",
+    }
+    before = {}
+    for host in cluster.names:
+        for file, line in lines.items():
+            path = cluster.path(host, f"/etc/{file}")
+            before[path] = path.read_text()
+            path.write_text(f"{before[path]}{line}\n")
+        keys = cluster.path(host, f"{home}/.ssh")
+        keys.mkdir(parents=True)
+        shutil.copy(cluster.path(host, f"{HOME}/.ssh/authorized_keys"), keys)
+        for place in (keys.parent, keys, keys / "authorized_keys"):
+            os.chown(place, number, number)
+            place.chmod(0o600 if place.is_file() else 0o700)
+    path = Path(os.environ["RINGCTL_HOSTS"]).with_name(f"{name}.yaml")
+    content = yaml.safe_load(Path(os.environ["RINGCTL_HOSTS"]).read_text())
+    content["defaults"]["user"] = name
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    try:
+        yield path
+    finally:
+        for file, text in before.items():
+            file.write_text(text)
+        for host in cluster.names:
+            shutil.rmtree(cluster.path(host, home))
 
 
 def fingerprint(cluster: Cluster, host: str) -> str:

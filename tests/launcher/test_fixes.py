@@ -16,7 +16,7 @@ import pytest
 from launcher import kit, render
 from launcher.agent import not_run
 from launcher.errors import HostError
-from launcher.model import EnvLook, EnvSpec, Facts, Folder, Host, Interface, Inventory, Pair
+from launcher.model import EnvLook, EnvSpec, Facts, Folder, Host, Interface, Inventory, Pair, SlotsTold
 from launcher.preflight import fixes, hostfacts, mend
 from launcher.preflight.checks import judge
 from launcher.preflight.examine import Examined
@@ -398,3 +398,38 @@ def test_a_terminal_too_narrow_for_the_table_is_told_host_by_host(
         shown = capfdbinary.readouterr().out.decode()
         assert all(word in shown for word in ("server1", "server2", "firewall", "twice"))
         assert (shown == "server1: ✗ firewall\nserver1: ! twice\nserver2: ✓\n") == (width < least)
+
+
+# --- Others who are there ------------------------------------------------------------------------
+
+
+def has(run: str, user: str = "bob", slots: int = 1, shared: bool = False) -> SlotsTold:
+    return SlotsTold(run, user, 1, slots, 8, shared)
+
+
+def slots_taken(host: Host, need: Need, *taken: SlotsTold, runs: tuple[str, ...] = ()) -> list[str]:
+    found = examined({"a": {"taken": taken, "runs": runs}}, hosts={**HOSTS, "a": host}, need=need)
+    return [
+        result.found for result in found.results if result.name == "slots_taken" and result.status == "warn"
+    ]
+
+
+def test_slots_that_others_have_are_told_only_if_too_few_are_left() -> None:
+    host, one = Host("a", "10.0.0.1", slots=2), Need(command="other", ranks={"a": 1})
+    assert slots_taken(host, one, has("x")) == []
+    assert slots_taken(host, one, has("x"), has("y", "eve")) == [
+        "2 of 2 slots are taken by run x of user bob, run y of user eve"
+    ]
+    assert slots_taken(host, one, has("x", slots=2), runs=("x",)) == [], "of ours, `busy` tells"
+    assert slots_taken(host, one, has("x", slots=2, shared=True), has("y", slots=2, shared=True)) == [
+        "2 of 2 slots are taken by run x of user bob, run y of user bob"
+    ]
+    sharing = Need(command="other", ranks={"a": 1}, shared=True)
+    assert slots_taken(host, sharing, has("x", slots=2, shared=True)) == []
+    assert slots_taken(host, sharing, has("x", slots=2)) != []
+
+
+def test_this_machine_has_a_slot_a_core_where_nobody_says_otherwise() -> None:
+    here, two = Host("a", "10.0.0.1", slots=1, local=True), Need(command="other", ranks={"a": 1})
+    assert slots_taken(here, two, has("x")) == []
+    assert slots_taken(here, two, has("x", slots=2)) == ["2 of 2 slots are taken by run x of user bob"]

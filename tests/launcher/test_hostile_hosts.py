@@ -354,7 +354,7 @@ def test_a_run_of_a_newer_version_is_left_out_and_the_others_are_not() -> None:
     wait_until_all_said(new)
     change(run_folder(new) / "state.json", ranks={"0": {"state": "asleep"}}, version=99)
     row = (json.dumps({"plan": {"version": 99}, "more": [1]}), new)
-    history.change(lambda db: db.execute("UPDATE runs SET record = ? WHERE run = ?", row))
+    history.change(lambda db: db.execute("UPDATE records SET record = ? WHERE run = ?", row))
     done = ringctl("ps", "--json", "--all", code=None)
     assert [about["run"] for about in json.loads(done.stdout)] == [old]
     assert f"what it tells of run {new} cannot be read here, and is left out" in done.stderr

@@ -9,7 +9,8 @@ import time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.schedule import Decision, Queued, Room, Start, Taken, decide
+from launcher.model import SlotsTold
+from launcher.schedule import Decision, Queued, Room, Start, Taken, decide, taken_by_others
 
 NOW = 1_800_000_000.0
 HOSTS = ("a", "b", "c")
@@ -64,6 +65,24 @@ def test_three_runs_share_four_slots_and_the_third_is_told_what_it_waits_for() -
 def test_a_run_of_ours_that_the_hosts_tell_of_as_well_counts_once() -> None:
     ours = Taken("r", {"server1": 2})
     assert started(decided(Queued("next", BOTH, 2), own=(ours,), others=(ours,))) == {"next": {"server2": 2}}
+
+
+def test_what_the_hosts_tell_of_others_is_put_together_by_run_and_user_and_ours_is_left_out() -> None:
+    def told(run: str, user: str, slots: int, shared: bool = False) -> SlotsTold:
+        return SlotsTold(run, user, 1, slots, 4, shared)
+
+    found = taken_by_others(
+        {
+            "server1": [told("x", "bob", 2), told("mine", "me", 1)],
+            "server2": [told("x", "bob", 1, True), told("x", "eve", 1)],
+        },
+        own=["mine"],
+    )
+    assert found == (
+        Taken("x", {"server1": 2}, user="bob"),
+        Taken("x", {"server2": 1}, shared=True, user="bob"),
+        Taken("x", {"server2": 1}, user="eve"),
+    )
 
 
 def test_runs_that_share_lie_on_top_of_each_other_and_on_nobody_else() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from launcher import client
+from launcher.errors import RingctlError
 from tests.launcher.ringctl import RINGCTL, wait_for
 
 
@@ -139,20 +140,17 @@ def serving(*options: str, slots: int = 2) -> Iterator[Service]:
     service = Service(*options, slots=slots).start()
     try:
         yield service
-        end_runs(service)
     finally:
         if service.process is not None:
+            end_runs(service)
             assert service.stop() == 0, (service.folder / "serve.err").read_text()
 
 
 def end_runs(service: Service) -> None:
-    if service.process is None:
-        return
-    there = service.client()
-    for row in there.get("/api/runs", state="queued,starting,running")["runs"]:
-        with contextlib.suppress(Exception):
-            there.post(f"/api/runs/{row['run']}/{'cancel' if row['state'] == 'queued' else 'stop'}")
-    deadline = time.monotonic() + 30
-    while there.get("/api/runs", state="queued,starting,running")["runs"]:
+    there, deadline = service.client(), time.monotonic() + 60
+    while rows := there.get("/api/runs", state="queued,starting,running")["runs"]:
         assert time.monotonic() < deadline, "runs that do not end"
+        for row in rows:
+            with contextlib.suppress(RingctlError):  # it has just started, or ended
+                there.post(f"/api/runs/{row['run']}/{'cancel' if row['state'] == 'queued' else 'stop'}")
         time.sleep(0.05)

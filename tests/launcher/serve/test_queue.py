@@ -110,7 +110,7 @@ def test_a_run_waits_for_another_and_for_its_time_and_can_be_cancelled(tmp_path:
         after = held(service, tmp_path / "go", world=1, after=first)
         later = held(service, tmp_path / "go", world=1, at=time.time() + 3600)
         wait_for(lambda: service.row(after)["waiting"].startswith(f"waiting for run {first}"), "the reason")
-        assert service.row(later)["waiting"].startswith("waiting until ")
+        wait_for(lambda: service.row(later)["waiting"].startswith("waiting until "), "the other reason")
         assert "cancelled" in ringctl("cancel", later).stdout
         assert service.row(later)["state"] == "cancelled"
         with pytest.raises(RingctlError, match="is not waiting"):

@@ -1,0 +1,244 @@
+"""`ringctl runs`: what was run, side by side, into files, and away with what is old."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from launcher.cli_shared import complete_run, json_option, pool
+from launcher.errors import InputError, RingctlError
+
+if TYPE_CHECKING:
+    from launcher.text import Row
+
+LIST = "ringctl runs list shows them"
+STATES = ("queued", "starting", "running", "succeeded", "failed", "stopped", "lost", "cancelled")
+
+
+@click.group()
+def runs() -> None:
+    """What was run from here: list it, compare it, write it into files, forget what is old."""
+
+
+def id_of(reference: str) -> str:
+    """The run meant by an id, a name or a unique beginning; no host is asked."""
+    from launcher import runs as all_runs
+
+    known = all_runs.remembered(like=reference)
+    if not known:
+        raise InputError(f"there is no run {reference!r}", fix=LIST)
+    return all_runs.find_run(reference, known).run
+
+
+# --- list ----------------------------------------------------------------------------------------
+
+
+@runs.command("list")
+@click.option("--state", metavar="STATES", help=f"Only these, separated by commas: {', '.join(STATES)}.")
+@click.option("--search", metavar="WORDS", default="", help="Only runs with these words in what is known.")
+@click.option("--limit", type=click.IntRange(1), default=20, help="How many, newest first; 20 by default.")
+@json_option
+def list_(state: str | None, search: str, limit: int, as_json: bool) -> int:
+    """What was run from here, the newest first. Hosts are asked about runs that were not over yet."""
+    from launcher import listing, render, text
+
+    unknown = [one for one in state.split(",") if one not in STATES] if state else []
+    if unknown:
+        raise InputError(f"--state {unknown[0]}: not a state", fix=f"there are {', '.join(STATES)}")
+    refresh()
+    found = listing.rows(limit=limit, state=state, search=search)
+    if as_json:
+        click.echo(text.json_line(found))
+    elif found:
+        render.show_table(list_rows(found, time.time()))
+    else:
+        click.echo("no runs like that" if state or search else "no runs yet; ringctl launch starts one")
+    return 0
+
+
+def refresh() -> None:
+    """Have the hosts of runs that go on say how they are; how one ended is written down by that."""
+    from launcher import history, listing
+    from launcher import runs as all_runs
+
+    for row in listing.rows(limit=1000, state=",".join(listing.GOING_ON)):
+        record = history.read(row["run"])
+        now = all_runs.refreshed(all_runs.found_of(record), pool()) if record else None
+        begun = now is not None and not now.is_over and now.state and now.state.state == "running"
+        if begun and row["state"] == "starting":
+            with contextlib.suppress(RingctlError):  # a disk that can only be read: then it is not said
+                history.mark(row["run"], "running")
+
+
+def list_rows(found: list[dict[str, Any]], now: float) -> list[Row]:
+    from launcher.compare import shown
+    from launcher.logs import visible
+    from launcher.text import ago
+
+    rows: list[Row] = [("RUN", "NAME", "STATE", "WORLD", "STARTED", "STEP", "LOSS", "ACCURACY", "ERROR")]
+    for row in found:
+        began = ago(row["started"] or row["submitted"], now)
+        figures = [shown(row[key])[:12] for key in ("step", "loss", "accuracy")]
+        cells = (row["run"], row["name"] or "-", row["state"], str(row["world"]), began, *figures)
+        rows.append((*map(visible, cells), visible(row["error"])[:60]))
+    return rows
+
+
+# --- diff ----------------------------------------------------------------------------------------
+
+
+@runs.command()
+@click.argument("names", nargs=-1, metavar="A B [MORE...]", shell_complete=complete_run)
+@click.option("--all", "everything", is_flag=True, help="Also what is the same.")
+@json_option
+def diff(names: tuple[str, ...], everything: bool, as_json: bool) -> int:
+    """How runs differ: what was asked for, and what came of it. Exit code 0, whether or not they do."""
+    from launcher import listing, render, text
+
+    if len(names) < 2:
+        raise InputError("name two runs or more", fix=LIST)
+    told = listing.compared([id_of(name) for name in names])
+    if as_json:
+        click.echo(text.json_line(told))
+        return 0
+    for what in ("options", "results"):
+        table = diff_rows(what, told, everything)
+        if len(table) > 1:
+            render.show_table(table)
+        else:
+            click.echo(f"the same {what}")
+    return 0
+
+
+def diff_rows(what: str, told: dict[str, Any], everything: bool) -> list[Row]:
+    from launcher.compare import shown
+    from launcher.logs import visible
+
+    rows: list[Row] = [(what.upper(), *(row["run"] for row in told["runs"]))]
+    shown_ones = [entry for entry in told[what] if everything or entry["differs"]]
+    return [*rows, *((e["key"], *(visible(shown(value))[:70] for value in e["values"])) for e in shown_ones)]
+
+
+# --- export --------------------------------------------------------------------------------------
+
+
+@runs.command()
+@click.argument("names", nargs=-1, metavar="[RUN...]", shell_complete=complete_run)
+@click.option("--out", metavar="PLACE", help="A new file, or with a slash at its end a new folder.")
+def export(names: tuple[str, ...], out: str | None) -> int:
+    """Write down all that is known of runs, as JSON lines: of all of them, or of those named.
+
+    One line a run, {"kind": "run", ...}, and after it one for each of its recorded events. Into a folder,
+    each run is a file RUN.jsonl of its own.
+    """
+    from launcher import history
+
+    chosen = [id_of(name) for name in names] or history.names()
+    if out is None:
+        for run in chosen:
+            write_run(run, sys.stdout.write)
+    elif out.endswith("/"):
+        folder = made(Path(out))
+        for run in chosen:
+            with new_file(folder / f"{run}.jsonl") as file:
+                write_run(run, file.write)
+    else:
+        with new_file(Path(out)) as file:
+            for run in chosen:
+                write_run(run, file.write)
+    if out is not None:
+        click.echo(f"{len(chosen)} runs in {out}")
+    return 0
+
+
+def made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise InputError(f"{folder} is there already; name another folder") from None
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be made: {error.strerror}") from None
+    return folder
+
+
+def new_file(path: Path) -> IO[str]:
+    try:
+        return open(path, "x", encoding="ascii")  # which JSON with its escapes is
+    except FileExistsError:
+        raise InputError(f"{path} is there already; name another file") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def write_run(run: str, write: Callable[[str], object]) -> None:
+    from launcher import listing, tape
+
+    write(json.dumps({"kind": "run", **(listing.detail(run) or {"run": run})}) + "\n")
+    after = 0
+    while some := tape.events(run, after, 5000):
+        write("".join(json.dumps({"id": id_, **event.to_json()}) + "\n" for id_, event in some))
+        after = some[-1][0]
+
+
+# --- prune ---------------------------------------------------------------------------------------
+
+
+@runs.command()
+@click.option("--older-than", metavar="AGE", help="Those that ended so long ago: 30d, 12h.")
+@click.option("--keep", type=click.IntRange(0), metavar="N", help="All but the newest N.")
+@click.option("--logs-only", is_flag=True, help="Only what was recorded of them: log and curves.")
+@click.option("--dry-run", is_flag=True, help="Say which, and do nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+def prune(
+    older_than: str | None, keep: int | None, logs_only: bool, dry_run: bool, yes: bool, as_json: bool
+) -> int:
+    """Forget runs that are over; with both --older-than and --keep, those that both name.
+
+    What is on the hosts stays there. A run that goes on, or may, is never forgotten.
+    """
+    from launcher import pruning, text
+
+    if older_than is None and keep is None:
+        raise InputError("say which: --older-than 30d, --keep 100, or both")
+    age = None if older_than is None else seconds(older_than)
+    chosen = pruning.chosen(age, keep, time.time(), logs_only=logs_only)
+    what = "the log of " if logs_only else ""
+    if not as_json:
+        for run in chosen:
+            click.echo(f"{'would forget' if dry_run else 'to forget'} {what}{run}")
+    if chosen and not dry_run:
+        if not yes and not confirmed(f"Forget {what}{text.count(len(chosen), 'run')}?"):
+            raise InputError("nothing was forgotten", fix="--yes does it without asking")
+        pruning.forget(chosen, logs_only=logs_only)
+    if as_json:
+        click.echo(text.json_line({"forgotten": [] if dry_run else chosen, "chosen": chosen}))
+    elif not chosen:
+        click.echo("there is nothing to forget")
+    return 0
+
+
+def seconds(text: str) -> float:
+    from launcher.logs import UNITS
+
+    unit = UNITS.get(text[-1:], 0)
+    try:
+        age = float(text[:-1]) * unit
+    except ValueError:
+        age = -1.0
+    if unit == 0 or not 0 <= age < 1e11:
+        raise InputError(f"--older-than {text}: not an age", fix="write 30d, 12h or 90m")
+    return age
+
+
+def confirmed(question: str) -> bool:
+    if click.get_current_context().find_root().params.get("no_input") or not sys.stdin.isatty():
+        raise InputError(f"{question} There is nobody to ask", fix="--yes does it without asking")
+    return click.confirm(question)
