@@ -56,10 +56,13 @@ class Browser:
         return str(self.script(read, selector))
 
     def wait(self, condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:
-        return wait_for(condition, f"{what}; the page says:\n{self.text()[:2000]}", seconds)
+        try:
+            return wait_for(condition, what, seconds)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; the page says:\n{self.text()[:2000]}") from None
 
     def wait_for_text(self, words: str, selector: str = "main", seconds: float = 30.0) -> None:
-        wait_for(lambda: words in self.text(selector), f"{words!r} on the page", seconds)
+        self.wait(lambda: words in self.text(selector), f"{words!r} on the page", seconds)
 
     def click(self, selector: str) -> None:
         self.one(selector)
