@@ -144,9 +144,43 @@ def run(
 ) -> Asked:
     """What `launch` and `preflight` are told, checked as far as this machine can. Code that is not going to
     be pushed is not looked at."""
+    return run_on(
+        inventory(where, local, world),
+        command,
+        world=world,
+        name=name,
+        master_port=master_port,
+        prefork=prefork,
+        variables=variables,
+        env_file=env_file,
+        i_know=i_know,
+        shared=shared,
+        restarts=restarts,
+        pushes=pushes,
+    )
+
+
+def run_on(
+    hosts: Inventory,
+    command: tuple[str, ...],
+    *,
+    run: str = "",
+    world: int | None = None,
+    name: str = "",
+    master_port: int | None = None,
+    prefork: bool = True,
+    variables: Mapping[str, str] | None = None,
+    env_file: str | None = None,
+    i_know: bool = False,
+    shared: bool = False,
+    restarts: Restarts | None = None,
+    pushes: bool = True,
+    snapshot: Snapshot | None = None,
+) -> Asked:
+    """The same on these very hosts; of a `run` whose id somebody knows already, with code of which there is a
+    `snapshot`."""
     from launcher.history import new_run_id
 
-    hosts = inventory(where, local, world)
     placed = place(hosts, world)
     restarts = restarts or Restarts()
     restarts.check(placed[-1][1].stop)
@@ -155,9 +189,10 @@ def run(
     secrets = with_secrets(env_file, variables or {})
     away = not all(host.local for host in hosts.hosts)
     check_command(command, away=away)
-    snapshot = code_of(command, env_file or "") if away and pushes else None
+    snapshot = (snapshot or code_of(command, env_file or "")) if away and pushes else None
     options = LaunchOptions(
-        run=new_run_id(),
+        run=run or new_run_id(),
+        promised=bool(run),
         name=run_name(name),
         command=command,
         trainer=TRAINER,

@@ -24,7 +24,9 @@ from launcher import (
     cli_init,
     cli_preflight,
     cli_pull,
+    cli_report,
     cli_runs,
+    cli_serve,
 )
 from launcher.cli_shared import (
     agents_of,
@@ -86,7 +88,16 @@ def main() -> None:
 
 
 class Commands(click.Group):
-    """All commands; what each does when whoever read its output has seen enough."""
+    """All commands; what each does when whoever read its output has seen enough; and which of them a service
+    answers, if one is named."""
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        found = super().get_command(context, name)
+        if not context.params.get("server"):
+            return found
+        from launcher import cli_remote
+
+        return cli_remote.command(name, found)
 
     def invoke(self, context: click.Context) -> Any:
         try:
@@ -99,8 +110,14 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="ringctl")
 @click.option("--no-input", is_flag=True, help="Never ask for a passphrase or a yes; fail instead.")
+@click.option(
+    "--server",
+    envvar="RINGCTL_SERVER",
+    metavar="URL",
+    help="Ask a service (ringctl serve) instead of the hosts.",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Say on stderr what is asked of which host.")
-def cli(no_input: bool, verbose: bool) -> None:  # noqa: ARG001 - read from the context by whoever would ask
+def cli(no_input: bool, server: str | None, verbose: bool) -> None:  # noqa: ARG001 - read from the context
     """Train on a few servers you can only SSH into, or on this machine alone.
 
     \b
@@ -452,9 +469,15 @@ cli.add_command(cli_bench.bench)
 cli.add_command(cli_pull.checkpoints)
 cli.add_command(cli_pull.pull)
 cli.add_command(cli_history.runs)
+cli.add_command(cli_report.report)
 cli.add_command(cli_runs.stop)
 cli.add_command(cli_runs.restart)
 cli.add_command(cli_runs.watcher)
+cli.add_command(cli_serve.serve)
+cli.add_command(cli_serve.submit)
+cli.add_command(cli_serve.queue)
+cli.add_command(cli_serve.cancel)
+cli.add_command(cli_serve.start_queued)
 
 
 # --- completion ----------------------------------------------------------------------------------

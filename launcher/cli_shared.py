@@ -37,6 +37,11 @@ def host_options(command: F) -> F:
     return command
 
 
+def server_url() -> str | None:
+    """The service that `ringctl --server URL` names."""
+    return cast("str | None", click.get_current_context().find_root().params.get("server"))
+
+
 def complete_run(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """For the shell: runs that begin like this; no host is asked, for a Tab must not open a connection."""
     from launcher import history

@@ -22,6 +22,7 @@ class LaunchOptions:
     trainer: str  # path of the built-in trainer on this machine
     world: int | None = None  # None: every slot
     attempt: int = 1
+    promised: bool = False  # somebody knows its id already, so it keeps it
     max_restarts: int = 0  # how often it starts again by itself after a failure
     restart_delay: float = 2.0  # seconds before it does; twice as many each time
     preflight: bool = True  # whether it is checked before it starts

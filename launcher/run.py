@@ -173,7 +173,7 @@ def launch(
             interrupts.release()
             if fixed or attempt == PORT_TRIES - 1:
                 raise
-            if options.attempt > 1:  # the run keeps its name, and that attempt has failed
+            if options.attempt > 1 or options.promised:  # the run keeps its id, and that attempt has failed
                 options = replace(options, attempt=options.attempt + 1)
             else:
                 history.forget(plan.run)

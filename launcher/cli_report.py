@@ -1,0 +1,50 @@
+"""The command that puts a run into one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from launcher.cli_shared import named_run, run_argument
+from launcher.errors import InputError
+
+
+@click.command()
+@run_argument
+@click.option("--out", "-o", metavar="FILE", help="Where to; RUN.html here by default, - for stdout.")
+@click.option("--markdown", "kind", flag_value="markdown", help="Markdown, with tables and small curves.")
+@click.option("--json", "kind", flag_value="json", help="The data itself.")
+@click.option("--html", "kind", flag_value="html", default="html", help="One HTML file that needs no other.")
+def report(run: str | None, out: str | None, kind: str) -> None:
+    """Put the latest run, or RUN, into one file: curves, tables, the end of its log.
+
+    Markdown and JSON are printed unless --out names a file. What nobody has recorded yet is asked of
+    its hosts.
+    """
+    from launcher import report as reports
+    from launcher import text
+
+    found = named_run(run, {})
+    reports.record_now(found.run)
+    data = reports.collect(found.run)
+    if kind == "json":
+        made = text.json_line(data) + "\n"
+    else:
+        made = reports.render_markdown(data) if kind == "markdown" else reports.render_html(data)
+    where = out or (f"{found.run}.html" if kind == "html" else "-")
+    if where == "-":
+        click.echo(made, nl=False)
+        return
+    write(Path(where), made)
+    click.echo(f"{where}: the report of run {found.run}", err=True)
+
+
+def write(path: Path, made: str) -> None:
+    """In place of what was there, at once."""
+    from launcher.wholefile import replace_whole
+
+    try:
+        replace_whole(path, made.encode("utf-8", "replace"), mode=0o644)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from None

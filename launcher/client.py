@@ -1,0 +1,221 @@
+"""Talks to a service, with nothing but the standard library: who it is, what it answers, what it streams."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import ssl
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from launcher import history
+from launcher.errors import HostError, InputError, PreflightError, RingctlError
+
+ANSWER_S = 60.0
+SLOW_S = 400.0  # for what has the service talk to all hosts
+STREAM_S = 60.0  # it says that it is there more often than this
+NONE = "there is no service: start one with `ringctl serve`, or name one with --server URL"
+
+
+@dataclass(frozen=True)
+class Own:
+    """The service of this user on this machine, as it wrote it down."""
+
+    url: str
+    token: str
+    pid: int = 0
+
+
+def own_file() -> Path:
+    return history.home() / "serve.json"
+
+
+def own() -> Own | None:
+    return history.read_as(Own, own_file())
+
+
+def client_for(server: str | None) -> Client:
+    """The service that is named, or this user's own."""
+    mine = own()
+    if server is None:
+        if mine is None:
+            raise InputError(NONE)
+        return Client(mine.url, mine.token)
+    url = server.rstrip("/")
+    token = os.environ.get("RINGCTL_TOKEN", "")
+    if not token and mine is not None and mine.url == url:
+        token = mine.token
+    return Client(url, token or from_file())
+
+
+def from_file() -> str:
+    """The token in $RINGCTL_TOKEN_FILE or ~/.ringctl/token, which must be closed to others."""
+    path = os.environ.get("RINGCTL_TOKEN_FILE") or str(history.home() / "token")
+    try:
+        with open(path) as file:
+            about = os.fstat(file.fileno())
+            if about.st_mode & 0o077 or about.st_uid != os.geteuid():
+                mode = f"{stat.S_IMODE(about.st_mode):04o}"
+                raise InputError(f"{path}: others may open it (mode {mode})", fix=f"chmod 600 {path}")
+            return file.read(1000).strip()
+    except OSError:
+        raise InputError(
+            "no token for this service",
+            fix="on its machine: ringctl serve token add NAME; here: put it in $RINGCTL_TOKEN, "
+            f"or in {path} with mode 0600",
+        ) from None
+
+
+class Client:
+    """One service."""
+
+    def __init__(self, url: str, token: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
+            raise InputError(f"--server {url}: write a URL such as http://127.0.0.1:8411")
+        if parts.scheme == "http" and parts.hostname not in ("127.0.0.1", "localhost", "::1"):
+            raise InputError(
+                f"--server {url}: a token would travel in the clear",
+                fix="use https://, or forward its port: ssh -L 8411:127.0.0.1:8411 SERVER",
+            )
+        self.url, self._token, self._parts = url, token, parts
+
+    def get(self, path: str, **query: Any) -> Any:
+        given = {key: value for key, value in query.items() if value is not None}
+        return self._ask("GET", f"{path}?{urlencode(given)}" if given else path)
+
+    def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        return self._ask("POST", path, json.dumps(body or {}).encode(), seconds=SLOW_S)
+
+    def put(self, path: str, file: IO[bytes]) -> Any:
+        return self._ask("PUT", path, file, kind="application/octet-stream", seconds=SLOW_S)
+
+    def run(self, run: str, rest: str = "") -> str:
+        return f"/api/runs/{quote(run, safe='')}{rest}"
+
+    def _connect(self, seconds: float) -> http.client.HTTPConnection:
+        host, port = self._parts.hostname or "", self._parts.port
+        if self._parts.scheme == "https":
+            trust = ssl.create_default_context(cafile=os.environ.get("RINGCTL_CA") or None)
+            return http.client.HTTPSConnection(host, port, timeout=seconds, context=trust)
+        return http.client.HTTPConnection(host, port, timeout=seconds)
+
+    def _send(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: Any, kind: str
+    ) -> http.client.HTTPResponse:
+        headers = {"Authorization": f"Bearer {self._token}", "Accept": "*/*"}
+        if body is not None:
+            headers["Content-Type"] = kind
+        if hasattr(body, "seek"):
+            headers["Content-Length"] = str(body.seek(0, os.SEEK_END))
+            body.seek(0)
+        try:
+            connection.request(method, path, body, headers)
+        except BrokenPipeError:
+            pass  # it has heard enough, and may have said why
+        except (OSError, http.client.HTTPException) as error:
+            raise self._silent(error) from None
+        try:
+            return connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            raise self._silent(error) from None
+
+    def _silent(self, error: Exception) -> HostError:
+        words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return HostError(self.url, f"the service does not answer: {words}", fix="is `ringctl serve` running?")
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        kind: str = "application/json",
+        seconds: float = ANSWER_S,
+    ) -> Any:
+        connection = self._connect(seconds)
+        try:
+            answer = self._send(connection, method, path, body, kind)
+            try:
+                data = answer.read()
+            except (OSError, http.client.HTTPException) as error:
+                raise self._silent(error) from None
+            if answer.status >= 400:
+                raise refused(answer.status, data)
+            return json.loads(data) if data else None
+        except ValueError:
+            raise HostError(self.url, "what answers there is no ringctl service") from None
+        finally:
+            connection.close()
+
+    def stream(self, path: str, after: int = 0) -> Iterator[tuple[str, int, Any]]:
+        """(event, id, data) as they come, until the service ends the stream."""
+        connection = self._connect(STREAM_S)
+        try:
+            answer = self._send(connection, "GET", f"{path}?after={after}" if after else path, None, "")
+            if answer.status >= 400:
+                raise refused(answer.status, answer.read())
+            yield from events(answer)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._silent(error) from None
+        finally:
+            connection.close()
+
+    def find(self, reference: str | None) -> dict[str, Any]:
+        """The row of a run: by id, by name (the latest), by the beginning of its id; None: the latest."""
+        rows = self.get("/api/runs", limit=1000)["runs"]
+        if not rows:
+            raise InputError("the service has no run yet", fix="hand one in: ringctl submit --world 2")
+        if reference is None:
+            return dict(rows[0])
+        for found in (
+            [row for row in rows if row["run"] == reference],
+            [row for row in rows if row["name"] == reference][:1],
+            [row for row in rows if row["run"].startswith(reference)],
+        ):
+            if len(found) == 1:
+                return dict(found[0])
+            if found:
+                raise InputError(f"{reference!r} is the beginning of {len(found)} runs; write more of it")
+        raise InputError(f"there is no run {reference!r}", fix="ringctl --server URL ps lists the runs")
+
+
+def events(lines: Iterator[bytes] | http.client.HTTPResponse) -> Iterator[tuple[str, int, Any]]:
+    """Server-sent events."""
+    name, number, data = "message", 0, b""
+    for line in lines:
+        line = line.rstrip(b"\r\n")
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if not line:
+            if data:
+                yield name, number, json.loads(data)
+            name, data = "message", b""
+        elif field == b"event":
+            name = value.decode()
+        elif field == b"id":
+            number = int(value)
+        elif field == b"data":
+            data += value
+
+
+KINDS: Mapping[int, type[RingctlError]] = {400: InputError, 401: InputError, 403: InputError, 404: InputError}
+
+
+def refused(status: int, data: bytes) -> RingctlError:
+    """The service's complaint, as our own."""
+    try:
+        said = json.loads(data)
+        error, fix = str(said["error"]), str(said["fix"])
+    except (ValueError, KeyError, TypeError):
+        error, fix = f"the service answered {status}", ""
+    if status == 502:
+        host, _, words = error.partition(": ")
+        return HostError(host, words or error, fix=fix)
+    return KINDS.get(status, PreflightError if status == 409 and "preflight" in error else RingctlError)(
+        error, fix=fix
+    )

@@ -1,0 +1,150 @@
+"""Code that travels to a service: a tar becomes a folder that is known by its content, or nothing at all."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import BinaryIO
+
+from launcher import history, push
+from launcher.errors import InputError
+
+MOST_BYTES = 1 << 30  # unpacked
+MOST_FILES = 20_000
+PIECE = 1 << 20
+
+
+def store() -> Path:
+    return history.home() / "serve" / "code"
+
+
+def folder_of(digest: str) -> Path:
+    return store() / digest
+
+
+def has(digest: str) -> bool:
+    return folder_of(digest).is_dir()
+
+
+def receive(digest: str, packed: BinaryIO) -> None:
+    """Unpack a tar, and keep it if it is what its digest says."""
+    history.make_folder(store())
+    place = Path(tempfile.mkdtemp(prefix=".coming-", dir=store()))
+    try:
+        names = unpack(packed, place)
+        if push.snapshot_of(place, names).digest != digest:
+            raise InputError("the files are not those of this digest; nothing was kept")
+        try:
+            os.rename(place, folder_of(digest))
+        except OSError:
+            if not has(digest):  # else somebody else was as fast
+                raise
+    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+        raise InputError(f"the tar cannot be unpacked: {str(error)[:200]}") from None
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def unpack(packed: BinaryIO, place: Path) -> list[str]:
+    """Only files and links that stay inside; the names of all of them."""
+    names: set[str] = set()
+    size = 0
+    with tarfile.open(fileobj=Careful(packed), mode="r:") as tar:  # type: ignore[call-overload]  # reads, seeks
+        for member in tar:
+            name = checked_name(member.name)
+            if member.isdir():
+                continue
+            if name in names or not (member.isreg() or member.issym()):
+                raise InputError(f"{name[:200]}: neither a file nor a link, or there twice")
+            names.add(name)
+            size += member.size
+            if len(names) > MOST_FILES or size > MOST_BYTES:
+                raise InputError(f"more than {MOST_FILES:,} files or {MOST_BYTES >> 20:,} MB")
+            target = inside(place, name)
+            if member.issym():
+                make_link(name, member.linkname, target)
+            else:
+                source = tar.extractfile(member)
+                assert source is not None  # it is a file
+                with open(target, "xb") as file:
+                    shutil.copyfileobj(source, file, PIECE)
+                os.chmod(target, 0o700 if member.mode & 0o100 else 0o600)
+    return sorted(names)
+
+
+class Careful:
+    """A file that may be packed, read in small pieces only: a header that says it is huge does not fill our
+    memory."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        magic = file.read(2)
+        file.seek(0)
+        self._file: BinaryIO = gzip.GzipFile(fileobj=file) if magic == b"\x1f\x8b" else file  # type: ignore[assignment]  # enough of one
+        self.seek, self.tell = self._file.seek, self._file.tell
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= 4 * PIECE:
+            raise ValueError("a header that is too long")
+        return self._file.read(size)
+
+
+def checked_name(name: str) -> str:
+    name = name.removeprefix("./").rstrip("/")
+    parts = name.split("/")
+    if name in ("", "."):
+        return "."
+    if name.startswith("/") or "\0" in name or any(part in ("", ".", "..") for part in parts):
+        raise InputError(f"{name[:200]!r}: a path that leaves the folder")
+    return name
+
+
+def inside(place: Path, name: str) -> Path:
+    """Where a file goes, its folders made; never through a link that came before it."""
+    folder = place
+    for part in name.split("/")[:-1]:
+        folder = folder / part
+        if folder.is_symlink():
+            raise InputError(f"{name[:200]}: a path through a link")
+        folder.mkdir(mode=0o700, exist_ok=True)
+    return folder / name.split("/")[-1]
+
+
+def make_link(name: str, target: str, path: Path) -> None:
+    """One that stays inside as it is written; what it leads to is looked at once all is there."""
+    end = os.path.normpath(os.path.join(os.path.dirname(name), target))
+    if not target or os.path.isabs(target) or end == ".." or end.startswith("../"):
+        raise InputError(f"{name[:200]}: a link that leaves the folder")
+    os.symlink(target, path)
+
+
+def snapshot(root: Path) -> push.Snapshot:
+    """Of a folder that was unpacked here: everything in it belongs to it, whatever it is called."""
+    found = []
+    for parent, folders, files in os.walk(root):
+        links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+        found += [os.path.relpath(os.path.join(parent, name), root) for name in files + links]
+    return push.snapshot_of(root, sorted(found))
+
+
+def copy(digest: str, target: Path) -> None:
+    """For one run: what it writes there is not what others get."""
+    shutil.copytree(folder_of(digest), target, symlinks=True)
+
+
+def packed(of: push.Snapshot, file: BinaryIO) -> None:
+    """The files of a snapshot as a tar, for a service somewhere else."""
+    with tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as tar:
+        for entry in of.entries:
+            info = tarfile.TarInfo(entry.path)
+            if entry.kind == "link":
+                info.type, info.linkname = tarfile.SYMTYPE, entry.content
+                tar.addfile(info)
+                continue
+            path = Path(of.root, entry.path)
+            info.size, info.mode = path.stat().st_size, 0o755 if entry.executable else 0o644
+            with open(path, "rb") as content:
+                tar.addfile(info, content)

@@ -1,0 +1,269 @@
+"""Runs that were handed in to a service: their rows in the database, their folders, and how one is started.
+
+A row says `starting`, with the slots that were given to it, before its launch is begun. The launch holds a
+lock for as long as it lives: so whoever comes after a killed service sees whether it still does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from launcher import ask, codestore, database, history
+from launcher.errors import InputError, RingctlError
+from launcher.model import Inventory, from_json, to_json
+from launcher.plan import is_trainer
+from launcher.wholefile import replace_whole
+
+State = Literal["queued", "starting", "started", "failed", "cancelled"]
+START = "start-queued"  # the hidden command that launches one
+MOST_TOLD = 64 << 10  # of what a launch said
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A run as it was handed in. Of secrets only the names are kept here."""
+
+    command: tuple[str, ...] = ()
+    world: int | None = None
+    name: str = ""
+    include: str = ""
+    exclude: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    max_restarts: int = 0
+    restart_delay: float = 2.0
+    min_world: int | None = None
+    prefork: bool = True
+    priority: int = 0
+    after: str = ""
+    at: float | None = None
+    code: str = ""
+    shared: bool = False
+
+
+@dataclass(frozen=True)
+class Queued:
+    """A row of the queue."""
+
+    run: str
+    place: int
+    user: str
+    state: State
+    submission: Submission
+    why: str = ""
+    slots: Mapping[str, int] = field(default_factory=dict)  # given to it, once it starts
+    pid: int = 0  # of its launch
+    tries: int = 0
+
+
+# --- Rows ----------------------------------------------------------------------------------------
+
+
+def add(run: str, user: str, submission: Submission) -> None:
+    """Remember what was handed in, its secrets in a file of their own."""
+    write_secrets(run, submission.secrets)
+    hidden = replace(submission, secrets=dict.fromkeys(submission.secrets, ""))
+    row = (run, submission.priority, submission.after, submission.at, json.dumps(to_json(hidden)), user)
+    columns = "run, priority, after, at, submission, user, state"
+    sql = f"INSERT INTO queue({columns}) VALUES (?, ?, ?, ?, ?, ?, 'queued')"  # noqa: S608 - as above
+    database.write(history.file(), lambda db: db.execute(sql, row))
+
+
+def enlist(run: str, user: str, said: Submission) -> None:
+    """Among all runs, where it waits to be started."""
+    history.enlist(run, name=said.name, user=user, world=said.world or 0, command=said.command)
+
+
+def rows(*states: State) -> list[Queued]:
+    """Those in one of these states, or all, in the order in which they came."""
+    some = f"WHERE state IN ({','.join('?' * len(states))})" if states else ""
+    sql = f"SELECT * FROM queue {some} ORDER BY place"  # noqa: S608 - question marks only
+    return database.read(
+        history.file(), lambda db: [from_row(row) for row in db.execute(sql, states).fetchall()], []
+    )
+
+
+def row(run: str) -> Queued | None:
+    sql = "SELECT * FROM queue WHERE run = ?"
+    found = database.read(history.file(), lambda db: db.execute(sql, (run,)).fetchone(), None)
+    return from_row(found) if found else None
+
+
+def from_row(found: sqlite3.Row) -> Queued:
+    child = json.loads(found["child"] or "{}")
+    return Queued(
+        found["run"],
+        found["place"],
+        found["user"],
+        found["state"],
+        from_json(Submission, json.loads(found["submission"])),
+        found["why"],
+        child.get("slots", {}),
+        child.get("pid", 0),
+        child.get("tries", 0),
+    )
+
+
+def change(run: str, before: State, state: State, why: str = "", **child: Any) -> bool:
+    """To another state, if it is still in the one that we have seen."""
+
+    def work(db: sqlite3.Connection) -> bool:
+        found = db.execute("SELECT child FROM queue WHERE run = ? AND state = ?", (run, before)).fetchone()
+        if found is None:
+            return False
+        about = json.dumps({**json.loads(found["child"] or "{}"), **child})
+        db.execute("UPDATE queue SET state = ?, why = ?, child = ? WHERE run = ?", (state, why, about, run))
+        return True
+
+    return database.write(history.file(), work)
+
+
+def explain(reasons: Mapping[str, str]) -> None:
+    """Why each of the runs waits."""
+    sql = "UPDATE queue SET why = ? WHERE run = ? AND state = 'queued'"
+    pairs = [(why, run) for run, why in reasons.items()]
+    database.write(history.file(), lambda db: db.executemany(sql, pairs), safe=False)
+
+
+# --- Folders -------------------------------------------------------------------------------------
+
+
+def folder(run: str) -> Path:
+    return history.home() / "serve" / "runs" / run
+
+
+def work_folder(run: str) -> Path:
+    """Where its launch, and its ranks on this machine, run."""
+    return folder(run) / "work"
+
+
+def env_file(run: str) -> Path:
+    return folder(run) / "secrets.env"
+
+
+def write_secrets(run: str, values: Mapping[str, str]) -> None:
+    make_folders(folder(run))
+    if values:
+        text = "".join(f"{name}={value}\n" for name, value in values.items())
+        replace_whole(env_file(run), text.encode())
+
+
+def make_folders(path: Path) -> None:
+    for each in (history.home() / "serve", history.home() / "serve" / "runs", path):
+        history.make_folder(each)
+
+
+def remove_secrets(run: str) -> None:
+    env_file(run).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def lock(run: str) -> Iterator[int | None]:
+    """The descriptor that a launch holds while it lives; None if one does."""
+    make_folders(folder(run))
+    descriptor = os.open(folder(run) / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        yield None
+    else:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def is_launching(run: str) -> bool:
+    with lock(run) as descriptor:
+        return descriptor is None
+
+
+# --- Starting ------------------------------------------------------------------------------------
+
+
+def spawn(run: str, inventory: Inventory) -> subprocess.Popen[bytes] | None:
+    """Begin the launch of a run on hosts with just the slots that it has, in a process and a session of its
+    own; None if there is one already."""
+    from launcher.watching import WATCHER
+
+    with lock(run) as descriptor:
+        if descriptor is None:
+            return None
+        history.write_as(inventory, folder(run) / "inventory.json")
+        work_folder(run).mkdir(mode=0o700, exist_ok=True)
+        with open(folder(run) / "out", "wb") as out, open(folder(run) / "err", "wb") as err:
+            return subprocess.Popen(
+                [sys.executable, "-c", WATCHER, "--no-input", START, run],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                cwd=work_folder(run),
+                start_new_session=True,
+                pass_fds=[descriptor],
+            )
+
+
+def told(run: str) -> tuple[bool, str]:
+    """(whether a launch that has ended said that it started the run, what it complained of)."""
+    said = tail(folder(run) / "out")
+    started = any(line.startswith('{"run":') for line in said.splitlines())
+    return started, tail(folder(run) / "err").strip()
+
+
+def tail(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, path.stat().st_size - MOST_TOLD))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def asked(run: str) -> ask.Asked:
+    """What its launch does, from what was remembered; called in the run's work folder."""
+    found = row(run)
+    inventory = history.read_as(Inventory, folder(run) / "inventory.json")
+    if found is None or inventory is None:
+        raise InputError(f"there is no queued run {run} here")
+    said, work = found.submission, work_folder(run)
+    snapshot = None
+    if not is_trainer(said.command):
+        if said.code and not any(work.iterdir()):
+            bring_code(said.code, work)
+        snapshot = codestore.snapshot(work)
+    return ask.run_on(
+        inventory,
+        said.command,
+        run=run,
+        world=sum(found.slots.values()) or said.world,
+        name=said.name,
+        prefork=said.prefork,
+        variables=said.variables,
+        env_file=str(env_file(run)) if said.secrets else None,
+        shared=said.shared,
+        restarts=ask.Restarts(said.max_restarts, said.restart_delay, said.min_world),
+        snapshot=snapshot,
+    )
+
+
+def bring_code(digest: str, work: Path) -> None:
+    """Its own copy, whole or not at all."""
+    if not codestore.has(digest):
+        raise RingctlError(f"the code {digest[:12]} is not here any more", fix="hand the run in again")
+    import shutil
+
+    half = work.with_name("work.coming")
+    shutil.rmtree(half, ignore_errors=True)
+    codestore.copy(digest, half)
+    work.rmdir()
+    half.rename(work)
+    os.chdir(work)  # we were in the one that was removed

@@ -1,0 +1,328 @@
+"""What the addresses below /api do. Each function is one route of the table in routes.py."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from dataclasses import replace
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from launcher import __version__, ask, codestore, history, listing, queued, tape
+from launcher import report as reports
+from launcher.errors import InputError, RingctlError
+from launcher.inventory import variable_problem
+from launcher.model import from_json, to_json
+from launcher.plan import is_trainer, place
+from launcher.serve import prom
+from launcher.serve.auth import Who
+from launcher.serve.call import Answer, Call, Refused
+from launcher.serve.children import ringctl
+from launcher.serve.service import PREFLIGHT, fresh_id
+
+
+def health(_call: Call) -> dict[str, Any]:
+    return {"ok": True, "version": __version__}
+
+
+def prometheus(call: Call) -> Answer:
+    text = prom.exposition(call.service)
+    return Answer(text, kind="text/plain; version=0.0.4; charset=utf-8")
+
+
+# --- Looking -------------------------------------------------------------------------------------
+
+
+def runs(call: Call) -> dict[str, Any]:
+    wanted = call.query
+    rows = listing.rows(
+        limit=wanted["limit"] + 1,
+        before=wanted["before"] or None,
+        state=wanted["state"] or None,
+        search=wanted["search"],
+    )
+    page = rows[: wanted["limit"]]
+    return {"runs": page, "next": page[-1]["run"] if len(rows) > len(page) else None}
+
+
+def run(call: Call) -> dict[str, Any]:
+    return known(call, call.service.detail(call.path["run"]))
+
+
+def known(call: Call, found: dict[str, Any] | None) -> dict[str, Any]:
+    if found is None:
+        raise Refused(404, f"there is no run {call.path.get('run', '')[:64]!r}", "GET /api/runs lists them")
+    return found
+
+
+def row_of(call: Call) -> dict[str, Any]:
+    return known(call, listing.row(call.path["run"]))
+
+
+def metrics(call: Call) -> dict[str, Any]:
+    row_of(call)
+    return dict(tape.series(call.path["run"], points=call.query["points"]))
+
+
+def log(call: Call) -> dict[str, Any]:
+    row_of(call)
+    wanted = call.query
+    if wanted["after"] is not None and wanted["before"] is not None:
+        raise Refused(400, "after and before exclude each other", "leave one")
+    page = tape.lines(
+        call.path["run"],
+        after=wanted["after"],
+        before=wanted["before"],
+        limit=wanted["limit"],
+        rank=None if wanted["rank"] is None else {wanted["rank"]},
+        host={wanted["host"]} if wanted["host"] else None,
+        stream=wanted["stream"],
+        search=wanted["search"],
+    )
+    return {"lines": page.lines, "first": page.first, "last": page.last, "more": page.more}
+
+
+def checkpoints(call: Call) -> dict[str, Any]:
+    row_of(call)
+    found: dict[str, Any] = ringctl("checkpoints", call.path["run"], "--json", seconds=60.0).json()
+    return found
+
+
+def submission(call: Call) -> dict[str, Any]:
+    """Also of a run that was launched without the service, as far as it is remembered."""
+    row_of(call)
+    row = queued.row(call.path["run"])
+    if row is not None:
+        found: dict[str, Any] = to_json(row.submission)
+        return found
+    record = history.read(call.path["run"])
+    if record is None:
+        raise Refused(404, "how this run was started is not known here")
+    options = record.options
+    said = queued.Submission(
+        command=options.command,
+        world=options.world,
+        name=options.name,
+        variables=options.variables,
+        secrets=dict.fromkeys(options.secrets, ""),
+        max_restarts=options.max_restarts,
+        restart_delay=options.restart_delay,
+        min_world=options.min_world,
+        prefork=options.prefork,
+        shared=options.shared,
+    )
+    return dict(to_json(said))
+
+
+def report(call: Call) -> Answer:
+    row_of(call)
+    data = reports.collect(call.path["run"])
+    if call.query["format"] == "json":
+        return Answer(data)
+    if call.query["format"] == "markdown":
+        return Answer(reports.render_markdown(data), kind="text/markdown; charset=utf-8")
+    policy = {"Content-Security-Policy": reports.content_security_policy()}
+    return Answer(reports.render_html(data), kind="text/html; charset=utf-8", headers=policy)
+
+
+def compare(call: Call) -> dict[str, Any]:
+    names = list(dict.fromkeys(call.query["runs"].split(",")))
+    for name in names:
+        if listing.row(name) is None:
+            raise Refused(404, f"there is no run {name!r}")
+    return dict(listing.compared(names))
+
+
+# --- Changing runs -------------------------------------------------------------------------------
+
+
+def mine(call: Call) -> dict[str, Any]:
+    """The row of a run that whoever asks may change: their own, or any for an admin."""
+    row, who = row_of(call), call.who
+    assert who is not None
+    if not who.may("admin") and row["user"] != who.name:
+        raise Refused(403, f"run {row['run']} is {row['user'] or 'somebody else'}'s", "ask them, or an admin")
+    return row
+
+
+def stop(call: Call) -> dict[str, Any]:
+    row = mine(call)
+    run = row["run"]
+    if row["state"] == "queued":
+        return cancel(call)
+    done = ringctl("stop", run, "--json")
+    done.json()
+    if done.code not in (0, 1):
+        raise done.refusal()
+    call.service.keeper.wake()
+    return known(call, listing.row(run))
+
+
+def cancel(call: Call) -> dict[str, Any]:
+    row = mine(call)
+    call.service.keeper.cancel(row["run"])
+    call.service.keeper.wake()
+    return known(call, listing.row(row["run"]))
+
+
+def restart(call: Call) -> dict[str, Any]:
+    """At once, and only if its slots are free: its checkpoints are on its own hosts."""
+    row = mine(call)
+    run, keeper = row["run"], call.service.keeper
+    record = history.read(run)
+    if record is None:
+        raise Refused(409, f"run {run} has never started", "hand it in again")
+    world, grow = call.body.get("world"), bool(call.body.get("grow"))
+    if world is not None and grow:
+        raise Refused(400, "grow means as many ranks as it was launched with", "leave out world")
+    if world is None and not grow:
+        needed = {host.host: len(host.ranks) for host in record.plan.hosts}
+    else:
+        needed = {host.name: host.slots for host in record.inventory.hosts}
+    with keeper.giving:
+        refuse_taken(call, run, needed)
+        keeper.reserved[run] = needed
+    try:
+        more = ["--world", str(world)] if world is not None else ["--grow"] if grow else []
+        done = ringctl("restart", run, "--detach", "--json", *more, seconds=300.0)
+        done.json()
+    finally:
+        keeper.look_for_runs()
+        keeper.reserved.pop(run, None)
+        keeper.wake()
+    return known(call, listing.row(run))
+
+
+def refuse_taken(call: Call, run: str, needed: dict[str, int]) -> None:
+    for host in call.service.host_rows():
+        others = [each for each in host["runs"] if each["run"] != run]
+        free = host["slots"] - sum(each["slots"] for each in others)
+        if needed.get(host["name"], 0) > free and others:
+            names = ", ".join(sorted(each["run"] for each in others))
+            raise Refused(
+                409, f"{host['name']}: its slots are taken by {names}", "wait, or submit the run again"
+            )
+
+
+# --- Handing in ----------------------------------------------------------------------------------
+
+
+def queue(call: Call) -> dict[str, Any]:
+    return {"queue": call.service.queue()}
+
+
+def submit(call: Call) -> Answer:
+    who = call.who
+    assert who is not None
+    said = checked(call, from_json(queued.Submission, without_nulls(call.body)))
+    return Answer(enlisted(call, said, who), 201)
+
+
+def without_nulls(body: dict[str, Any]) -> dict[str, Any]:
+    return {key: whole(value) for key, value in body.items() if value is not None}
+
+
+def whole(value: Any) -> Any:
+    """1.0 is a whole number in JSON."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def checked(call: Call, said: queued.Submission) -> queued.Submission:
+    """Refuse what can never run, before it waits for hours."""
+    hosts = ask.chosen_hosts(call.service.settings.inventory, said.include or None, said.exclude or None)
+    world = place(hosts, said.world)[-1][1].stop
+    ask.Restarts(said.max_restarts, said.restart_delay, said.min_world).check(world)
+    for name in (*said.variables, *said.secrets):
+        if problem := variable_problem(name):
+            raise InputError(f"{name}: {problem}")
+    both = said.variables.keys() & said.secrets.keys()
+    if both:
+        raise InputError(f"{min(both)} is given as a variable and as a secret; leave one")
+    for name, value in said.secrets.items():
+        if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
+            raise InputError(f"{name}: write the value as it is, without quotes")
+    if said.after and listing.row(said.after) is None:
+        raise InputError(f"after: there is no run {said.after!r}")
+    if said.code and not codestore.has(said.code):
+        raise Refused(409, "its code is not here", f"PUT it to /api/code/{said.code} first")
+    if is_trainer(said.command):
+        ask.check_trainer(said.command, "--check-options")
+    elif not said.command[0]:
+        raise InputError("the command is empty")
+    return replace(said, world=world)
+
+
+def enlisted(call: Call, said: queued.Submission, who: Who) -> dict[str, Any]:
+    run = fresh_id(lambda run: listing.row(run) is not None)
+    queued.add(run, who.name, said)
+    queued.enlist(run, who.name, said)
+    call.service.keeper.wake()
+    return known(call, listing.row(run))
+
+
+def have_code(call: Call) -> dict[str, Any]:
+    digest = call.path["digest"]
+    return {"digest": digest, "have": codestore.has(digest)}
+
+
+async def put_code(call: Call) -> dict[str, Any]:
+    digest = call.path["digest"]
+    assert call.incoming is not None
+    place = await run_in_threadpool(incoming_folder)
+    with tempfile.TemporaryFile(dir=place) as file:
+        async for piece in call.incoming:
+            file.write(piece)
+        file.seek(0)
+        if not codestore.has(digest):
+            await run_in_threadpool(codestore.receive, digest, file)
+    return {"digest": digest, "have": True}
+
+
+def incoming_folder() -> str:
+    queued.make_folders(codestore.store())
+    return str(codestore.store())
+
+
+# --- Hosts ---------------------------------------------------------------------------------------
+
+
+def hosts(call: Call) -> dict[str, Any]:
+    return {"hosts": call.service.host_rows()}
+
+
+def preflight(call: Call) -> dict[str, Any] | None:
+    return call.service.preflight()
+
+
+def start_preflight(call: Call) -> Answer:
+    service = call.service
+    if not service.checking.acquire(blocking=False):
+        raise Refused(409, "the hosts are being checked already", "GET /api/preflight says what was found")
+
+    def work() -> None:
+        try:
+            check_hosts(call)
+        finally:
+            service.checking.release()
+
+    threading.Thread(target=work, name="preflight", daemon=True).start()
+    return Answer(service.preflight(), 202)
+
+
+def check_hosts(call: Call) -> None:
+    """What `ringctl preflight` finds is remembered, also that it could not be run."""
+    try:
+        found = ringctl("preflight", "--json", *call.service.where_args(), seconds=300.0).json()
+    except (Refused, RingctlError) as error:
+        name = "preflight"
+        words = {
+            "name": name,
+            "host": "",
+            "peer": "",
+            "status": "fail",
+            "blocking": True,
+            "found": str(error),
+        }
+        found = {"ok": False, "checks": [{**words, "wanted": "", "fix": ""}], "pairs": []}
+    history.note(PREFLIGHT, {key: found[key] for key in ("ok", "checks", "pairs")})

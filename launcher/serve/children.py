@@ -1,0 +1,59 @@
+"""The service's hands: ringctl itself as a process, for what takes long or must outlive the service."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.errors import RingctlError
+from launcher.serve.call import Refused
+from launcher.watching import WATCHER
+
+MOST = threading.BoundedSemaphore(4)  # at once: each is a Python, and most open connections
+
+
+@dataclass(frozen=True)
+class Done:
+    """How one ended."""
+
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        """What it printed with --json; Refused with its complaint if it did not get that far."""
+        try:
+            return json.loads(self.out.strip().splitlines()[-1])
+        except (ValueError, IndexError):
+            raise self.refusal() from None
+
+    def refusal(self) -> Refused:
+        lines = [line for line in self.err.strip().splitlines() if line.strip()]
+        start = next((i for i, line in enumerate(lines) if line.startswith("error: ")), 0)
+        error = lines[start].removeprefix("error: ") if lines else f"it ended with code {self.code}"
+        status = {2: 409, 4: 502}.get(self.code, 409)
+        return Refused(status, error, " ".join(line.strip() for line in lines[start + 1 : start + 3]))
+
+
+def ringctl(*args: str, seconds: float = 120.0) -> Done:
+    """Run it to its end, in a session of its own: should we be killed, it goes on."""
+    if not MOST.acquire(timeout=30.0):
+        raise Refused(429, "the service is busy with other requests", "try again in a moment")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", WATCHER, "--no-input", *args],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=seconds,
+            start_new_session=True,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise RingctlError(f"ringctl {args[0]} took longer than {seconds:.0f} s and was ended") from None
+    finally:
+        MOST.release()
+    return Done(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))

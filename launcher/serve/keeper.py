@@ -1,0 +1,360 @@
+"""Looks after all runs: starts those whose turn it is, records those that go on, asks the hosts how they are.
+
+It holds no run's fate: launches and watchers are processes of their own, and all that it knows is in the
+database. Killed at any moment and started again, it goes on from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sqlite3
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from launcher import database, history, queued, recorder, runs, schedule, watching
+from launcher.agent import Agent
+from launcher.ask import chosen_hosts
+from launcher.errors import InputError, RingctlError
+from launcher.fanout import fan_out
+from launcher.model import Inventory
+from launcher.queued import Queued
+from launcher.transport import Pool
+
+if TYPE_CHECKING:
+    from launcher.recorder import Batch, Recorder
+    from launcher.told import HostNow
+
+log = logging.getLogger("ringctl.serve")
+
+TICK_S = 0.2
+LOOK_S = 1.0  # how often it looks for runs that others have started
+HOSTS_S = 3.0  # how often hosts are asked
+FRESH_S = 1.0  # what a host said is believed for so long when slots are given away
+MOST_TRIES = 3  # of a launch that was killed before it came to an end
+OVER = ("succeeded", "failed", "stopped", "lost", "cancelled")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a host last said."""
+
+    now: HostNow | None = None
+    seen: float | None = None
+    error: str = ""
+
+
+class Keeper:
+    """The queue, the launches, the recorders, the hosts."""
+
+    def __init__(
+        self, inventory: Inventory, on_batch: Callable[[Batch], None], on_change: Callable[[str], None]
+    ) -> None:
+        self.inventory = inventory
+        self.on_batch, self.on_change = on_batch, on_change
+        self.hosts: Mapping[str, Seen] = {host.name: Seen() for host in inventory.hosts}
+        self.recorders: dict[str, tuple[Recorder, threading.Thread]] = {}
+        self.reserved: dict[str, Mapping[str, int]] = {}  # slots of runs that are being started again
+        self.giving = threading.RLock()  # whoever gives slots away, or takes them
+        self._launches: dict[str, subprocess.Popen[bytes]] = {}
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._ask_now = threading.Event()
+        self._asked = 0.0  # when all hosts were last asked
+        self._looked = 0.0
+        self._pool = Pool(no_input=True)
+        self._asking = threading.Lock()
+        self._threads = [
+            threading.Thread(target=self._keep, name="keeper", daemon=True),
+            threading.Thread(target=self._ask_on, name="hosts", daemon=True),
+        ]
+
+    def start(self) -> None:
+        self.look_for_runs()
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End what is ours alone; runs and their launches go on."""
+        self._stop.set()
+        self._wake.set()
+        self._ask_now.set()
+        for thread in (*self._threads, *(thread for _, thread in list(self.recorders.values()))):
+            thread.join(timeout=10.0)
+        self._pool.close()
+
+    def wake(self) -> None:
+        """Something has changed that may let a run start."""
+        self._wake.set()
+
+    def is_busy(self, run: str) -> bool:
+        """Whether more of it may come."""
+        return run in self.recorders or run in self.reserved
+
+    # --- the loop ---
+
+    def _keep(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self.turn()
+            except RingctlError as error:  # such as a disk that is full: the next turn may do better
+                log.error("%s", error)
+                self._stop.wait(LOOK_S)
+            except Exception:
+                log.exception("the keeper goes on after a mistake")
+                self._stop.wait(LOOK_S)
+            self._wake.wait(TICK_S)
+
+    def turn(self) -> None:
+        woken = self._wake.is_set()
+        self._wake.clear()
+        self.look_at_launches()
+        if woken or time.monotonic() - self._looked > LOOK_S:
+            self._looked = time.monotonic()
+            self.look_for_runs()
+            self.give_slots()
+            self.tidy()
+
+    # --- launches ---
+
+    def look_at_launches(self) -> None:
+        for row in queued.rows("starting"):
+            process = self._launches.get(row.run)
+            if process is not None and process.poll() is None:
+                continue
+            if process is None and queued.is_launching(row.run):
+                continue  # begun by the service that was here before
+            self._launches.pop(row.run, None)
+            self.after_launch(row)
+            self._wake.set()
+            self.on_change(row.run)
+
+    def after_launch(self, row: Queued) -> None:
+        """Its process is gone: did it start the run, fail to, or was it killed?"""
+        started, complaint = queued.told(row.run)
+        if not started and self.has_begun(row.run):
+            started = True
+        if started:
+            queued.change(row.run, "starting", "started")
+            return
+        if not complaint and row.tries < MOST_TRIES:
+            log.warning("run %s: its launch was killed; it is launched again", row.run)
+            queued.change(row.run, "starting", "starting", tries=row.tries + 1)
+            self.launch(replace(row, tries=row.tries + 1))
+            return
+        why, _, fix = (complaint or "its launch was killed, again and again").partition("\n")
+        why = why.removeprefix("error: ")
+        if queued.change(row.run, "starting", "failed", why):
+            history.mark(row.run, "failed", error=why, fix=fix.strip())
+            queued.remove_secrets(row.run)
+
+    def has_begun(self, run: str) -> bool:
+        """Whether some host knows of it, though its launch has not lived to say so."""
+        found = next((found for found in runs.remembered() if found.run == run), None)
+        if found is None:
+            return False
+        pool = Pool(no_input=True)
+        try:
+            return bool(runs.refreshed(found, pool).states)
+        finally:
+            pool.close()
+
+    def launch(self, row: Queued) -> None:
+        try:
+            process = queued.spawn(row.run, self.inventory_for(row.slots))
+        except OSError as error:
+            raise RingctlError(f"run {row.run}: its launch cannot be started: {error}") from None
+        if process is not None:
+            self._launches[row.run] = process
+            queued.change(row.run, "starting", "starting", pid=process.pid)
+
+    def inventory_for(self, slots: Mapping[str, int]) -> Inventory:
+        """Just the slots that were given, so that plan.place takes just them."""
+        hosts = tuple(
+            replace(host, slots=slots[host.name]) for host in self.inventory.hosts if slots.get(host.name)
+        )
+        if not hosts:
+            raise RingctlError("its hosts are no longer in the inventory")
+        names = [host.name for host in hosts]
+        master = self.inventory.master if self.inventory.master in names else names[0]
+        return replace(self.inventory, hosts=hosts, master=master)
+
+    def cancel(self, run: str) -> None:
+        """Take it from the queue; a launch that is under way is interrupted."""
+        with self.giving:
+            if queued.change(run, "queued", "cancelled"):
+                history.mark(run, "cancelled")
+                queued.remove_secrets(run)
+                return
+        row = queued.row(run)
+        if row is None or row.state != "starting":
+            raise RingctlError(f"run {run} is not waiting", fix=f"ringctl stop {run} ends one that runs")
+        if row.pid and queued.is_launching(run):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(row.pid, signal.SIGINT)
+
+    # --- recording ---
+
+    def look_for_runs(self) -> None:
+        """Record every run that goes on, whoever has started it."""
+        for run in recorder.due():
+            if run not in self.recorders and not self._stop.is_set():
+                self._record(run)
+
+    def _record(self, run: str) -> None:
+        recording = recorder.Recorder(
+            run, on_batch=self.on_batch, stop=self._stop, note=lambda words: log.info("%s: %s", run, words)
+        )
+
+        def work() -> None:
+            try:
+                recording.record()
+            except RingctlError as error:
+                log.warning("%s: %s", run, error)
+                self._stop.wait(LOOK_S)  # before it is tried again
+            except Exception:
+                log.exception("recording %s", run)
+                self._stop.wait(5 * LOOK_S)
+            finally:
+                self.recorders.pop(run, None)
+                self._ask_now.set()  # its slots are free
+                self._wake.set()
+                self.on_change(run)
+
+        thread = threading.Thread(target=work, name=f"record {run}", daemon=True)
+        self.recorders[run] = (recording, thread)
+        thread.start()
+
+    # --- slots ---
+
+    def own(self) -> list[schedule.Taken]:
+        """The slots of our runs that start or go on; also between two attempts of one."""
+        states = run_states()
+        taken = [
+            schedule.Taken(row.run, row.slots, row.submission.shared, row.user)
+            for row in queued.rows("starting", "started")
+            if row.state == "starting" or self.goes_on(row.run, states)
+        ]
+        known = {each.run for each in taken}
+        return taken + [
+            schedule.Taken(run, slots) for run, slots in self.reserved.items() if run not in known
+        ]
+
+    def goes_on(self, run: str, states: Mapping[str, str]) -> bool:
+        return run in states or run in self.recorders
+
+    def others(self, own: set[str]) -> tuple[schedule.Taken, ...]:
+        told = {name: seen.now.runs for name, seen in self.hosts.items() if seen.now is not None}
+        return schedule.taken_by_others(told, own)
+
+    def decide(self, waiting: list[Queued]) -> schedule.Decision:
+        own = self.own()
+        mine = {each.run for each in own}
+        rooms = [
+            schedule.Room(host.name, host.slots, answers=not self.hosts[host.name].error)
+            for host in sorted(self.inventory.hosts, key=lambda host: host.name != self.inventory.master)
+        ]
+        return schedule.decide(
+            [self.wanted(row) for row in waiting], own, self.others(mine), rooms, (), time.time()
+        )
+
+    def wanted(self, row: Queued) -> schedule.Queued:
+        said = row.submission
+        try:
+            hosts = chosen_hosts(self.inventory, said.include or None, said.exclude or None).hosts
+        except InputError:
+            hosts = ()  # a host that was there when it was handed in
+        return schedule.Queued(
+            run=row.run,
+            hosts=tuple(host.name for host in hosts),
+            world=said.world,
+            priority=said.priority,
+            place=row.place,
+            after=said.after,
+            at=said.at,
+            shared=said.shared,
+        )
+
+    def give_slots(self) -> None:
+        """Start those whose turn it is; the others learn why they wait."""
+        waiting = queued.rows("queued")
+        if not waiting:
+            return
+        with self.giving:
+            decision = self.decide(waiting)
+            if decision.starts and time.monotonic() - self._asked > FRESH_S:
+                self.ask_hosts()
+                decision = self.decide(waiting)
+            begun = [
+                start.run
+                for start in decision.starts
+                if queued.change(start.run, "queued", "starting", slots=dict(start.slots), tries=0)
+            ]
+        news = {row.run: why for row in waiting if (why := decision.waiting.get(row.run, "")) != row.why}
+        if news:
+            queued.explain(news)
+        for run, why in decision.refused.items():
+            if queued.change(run, "queued", "failed", why):
+                history.mark(run, "failed", error=why)
+                queued.remove_secrets(run)
+        for run in begun:
+            history.mark(run, "starting")
+            row = queued.row(run)
+            if row is not None:
+                self.launch(row)
+
+    # --- hosts ---
+
+    def _ask_on(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self.ask_hosts()
+            except Exception:
+                log.exception("asking the hosts")
+            self._ask_now.wait(HOSTS_S)
+            self._ask_now.clear()
+
+    def ask_hosts(self) -> None:
+        """How each of them is now."""
+        agents = {host.name: Agent(host, self._pool.transport(host)) for host in self.inventory.hosts}
+        with self._asking:
+            answers = fan_out(agents, lambda name: agents[name].slots())
+            self.hosts = {name: heard(self.hosts[name], answer) for name, answer in answers.items()}
+            self._asked = time.monotonic()
+
+    # --- afterwards ---
+
+    def tidy(self) -> None:
+        """Secrets of runs that are over are not kept."""
+        place = history.home() / "serve" / "runs"
+        with_secrets = [path.parent.name for path in place.glob("*/secrets.env")]
+        if not with_secrets:
+            return
+        going = run_states()
+        for run in with_secrets:
+            row = queued.row(run)
+            waits = row is None or row.state in ("queued", "starting")
+            if not waits and not self.goes_on(run, going) and not watching.is_watched(run):
+                queued.remove_secrets(run)
+
+
+def heard(before: Seen, answer: HostNow | RingctlError) -> Seen:
+    if isinstance(answer, RingctlError):
+        return replace(before, error=answer.message)
+    return Seen(answer, time.time())
+
+
+def run_states() -> dict[str, str]:
+    """The runs that are not over."""
+    sql = "SELECT run, state FROM runs WHERE state IN ('starting', 'running')"
+
+    def work(db: sqlite3.Connection) -> dict[str, str]:
+        return {row["run"]: row["state"] for row in db.execute(sql)}
+
+    return database.read(history.file(), work, {})

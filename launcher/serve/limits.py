@@ -1,0 +1,97 @@
+"""How much one client may ask of the service: requests a second, bytes, and time to say what it wants."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+MOST_BODY = 1 << 20
+MOST_CODE = 64 << 20  # a snapshot as a packed tar
+BODY_S = 30.0  # a small body has come by then
+CODE_S = 300.0
+HEAD_S = 10.0  # and the head of a request by then, of each on a connection
+MOST_CONNECTIONS = 256
+MOST_STREAMS = 128
+MOST_HEAD = 16 << 10
+
+
+class Bucket:
+    """So many at once, and so many a second after that."""
+
+    def __init__(self, burst: float, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.burst, self.rate, self.clock = burst, rate, clock
+        self._left, self._at = burst, clock()
+
+    def take(self) -> bool:
+        now = self.clock()
+        self._left = min(self.burst, self._left + (now - self._at) * self.rate)
+        self._at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
+class Buckets:
+    """One for each client; those that were not seen for long are forgotten."""
+
+    MOST = 4096
+
+    def __init__(self, burst: float, rate: float) -> None:
+        self._burst, self._rate = burst, rate
+        self._known: OrderedDict[str, Bucket] = OrderedDict()
+
+    def of(self, client: str) -> Bucket:
+        bucket = self._known.get(client)
+        if bucket is None:
+            bucket = self._known[client] = Bucket(self._burst, self._rate)
+            if len(self._known) > self.MOST:
+                self._known.popitem(last=False)
+        self._known.move_to_end(client)
+        return bucket
+
+
+class PatientProtocol(H11Protocol):
+    """Closes a connection whose request does not come in time; when there are too many connections, the one
+    that has been silent for longest goes first."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.silent_since = float("inf")  # for as long as a request is being answered
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        self._wait_for_head()
+        if len(self.connections) > MOST_CONNECTIONS:
+            mine = [each for each in self.connections if isinstance(each, PatientProtocol)]
+            min(mine, key=lambda each: each.silent_since).transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_is_here()
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._head_is_here()
+
+    def on_response_complete(self) -> None:
+        self._wait_for_head()
+        super().on_response_complete()
+
+    def _wait_for_head(self) -> None:
+        self._head_is_here()
+        self.silent_since = self.loop.time()
+        self._timer = self.loop.call_later(HEAD_S, self.transport.abort)
+
+    def _head_is_here(self) -> None:
+        self.silent_since = float("inf")
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

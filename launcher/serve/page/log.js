@@ -1,0 +1,268 @@
+// The merged log: any number of lines, of which only those in sight are elements.
+
+import { h, put, say, paced } from "./dom.js";
+import { get, runPath } from "./api.js";
+import { copy, announce } from "./dialogs.js";
+import { icon } from "./icons.js";
+import { clock, harmless, plural, ranges, whole } from "./format.js";
+import { LINE, LogRows, passes } from "./logmodel.js";
+import { note } from "./router.js";
+
+const ROW = 22; // pixels, as the style sheet has it
+const BEYOND = 12; // rows drawn above and below what is seen
+const PAGE = 1000; // lines asked for at a time
+const MOST_PENDING = 30000;
+const PACE_MS = 60;
+const TYPING_MS = 250;
+const COLOURS = 8;
+const LONGEST = 4000; // characters of a line in the list; all of it when it is chosen
+
+export class LogView {
+  constructor(run, ranks, query) {
+    this.run = run;
+    this.filters = { rank: query.rank ?? "", host: query.host ?? "", stream: query.stream ?? "", search: query.search ?? "" };
+    this.rows = new LogRows();
+    this.pending = [];
+    this.follows = !query.line;
+    this.chosen = Number(query.line) || 0;
+    this.loading = false;
+    this.build(ranks);
+    this.paint = paced(() => this.render(), PACE_MS);
+    this.watcher = new ResizeObserver(() => this.paint());
+    this.watcher.observe(this.box);
+    this.load(this.chosen);
+  }
+
+  build(ranks) {
+    const pick = (name, label, options) => h("label", { class: "pick" }, h("span", { class: "unseen" }, label),
+      h("select", { "aria-label": label, onchange: (event) => this.filter(name, event.target.value) },
+        h("option", { value: "" }, `every ${label.toLowerCase()}`), options.map(([value, text]) => h("option", { value, selected: String(value) === this.filters[name] }, text))));
+    const hosts = [...new Set(ranks.map((rank) => rank.host))];
+    let typing = 0;
+    this.followBox = h("input", { type: "checkbox", role: "switch", checked: this.follows, "data-follow": "", onchange: (event) => this.follow(event.target.checked) });
+    this.foldBox = h("input", { type: "checkbox", checked: true, onchange: (event) => { this.rows.folds = event.target.checked; this.load(0); } });
+    this.searchBox = h("input", { type: "search", placeholder: "Search the log", "aria-label": "Search the log", "data-search": "", value: this.filters.search,
+      oninput: (event) => { clearTimeout(typing); typing = setTimeout(() => this.filter("search", event.target.value), TYPING_MS); } });
+    this.count = h("span", { class: "soft count", role: "status" });
+    this.tools = h("div", { class: "logtools" }, h("div", { class: "searchbox" }, icon("search"), this.searchBox),
+      pick("rank", "Rank", ranks.map((rank) => [rank.rank, `rank ${rank.rank}`])), pick("host", "Host", hosts.map((host) => [host, host])),
+      pick("stream", "Stream", [["out", "stdout"], ["err", "stderr"]]),
+      h("label", { class: "tickbox" }, this.foldBox, "Fold repeats"), h("label", { class: "tickbox" }, this.followBox, "Follow"), this.count);
+    this.list = h("div", { class: "loglines" });
+    this.spacer = h("div", { class: "logspace" }, this.list);
+    this.box = h("div", { class: "logbox", tabindex: "0", role: "log", "aria-live": "off", "aria-label": "Log lines", onscroll: () => this.scrolled(), onkeydown: (event) => this.key(event) }, this.spacer);
+    this.jump = h("button", { type: "button", class: "jump", hidden: true, onclick: () => this.follow(true) }, icon("down"), "To the end");
+    this.detail = h("div", { class: "logdetail", hidden: true });
+    this.element = h("section", { class: "log card", "aria-label": "Log" }, this.tools, h("div", { class: "logframe" }, this.box, this.jump), this.detail);
+  }
+
+  // --- lines come in ---
+
+  async load(line) {
+    const mine = (this.asked = {});
+    this.loading = true;
+    this.rows.clear();
+    this.paint();
+    try {
+      const path = runPath(this.run, "/log");
+      const [before, after] = line
+        ? await Promise.all([get(path, { ...this.filters, before: line, limit: PAGE / 2 }), get(path, { ...this.filters, after: line - 1, limit: PAGE / 2 })])
+        : [await get(path, { ...this.filters, limit: PAGE }), null];
+      if (this.asked !== mine) return;
+      this.rows.append(before.lines);
+      this.rows.older = before.more;
+      this.rows.first = before.first || this.rows.first; // a search may have looked far without finding much
+      if (after) {
+        this.rows.append(after.lines);
+        this.rows.newer = after.more;
+      }
+      this.ready(mine);
+      if (line) this.reveal(line);
+    } catch (error) {
+      if (this.asked === mine) announce(error.message, { bad: true, fix: error.fix });
+    } finally {
+      if (this.asked === mine) this.loading = false;
+      this.paint();
+    }
+  }
+
+  ready() {
+    this.loading = false;
+    if (!this.rows.newer) this.rows.append(this.pending);
+    this.pending = [];
+  }
+
+  /** Lines as the stream sends them. */
+  take(lines) {
+    const wanted = lines.filter((line) => passes(line, this.filters));
+    if (this.loading || this.rows.newer) {
+      this.pending.push(...wanted);
+      if (this.pending.length > MOST_PENDING) this.pending.splice(0, this.pending.length - MOST_PENDING);
+    } else if (wanted.length) {
+      this.rows.append(wanted);
+      this.paint();
+    }
+  }
+
+  async more(older) {
+    if (this.loading) return;
+    const mine = this.asked;
+    this.loading = true;
+    try {
+      const where = older ? { before: this.rows.first } : { after: this.rows.last };
+      const answer = await get(runPath(this.run, "/log"), { ...this.filters, ...where, limit: PAGE });
+      if (this.asked !== mine) return;
+      if (older) {
+        this.box.scrollTop += ROW * this.rows.prepend(answer.lines);
+        this.rows.older = answer.more && answer.first < this.rows.first + (answer.lines.length ? 1 : 0);
+        this.rows.first = answer.first || this.rows.first;
+      } else {
+        this.rows.append(answer.lines);
+        this.rows.last = Math.max(this.rows.last, answer.last || 0);
+        this.rows.newer = answer.more;
+        if (!answer.more) this.ready();
+      }
+    } catch (error) {
+      announce(error.message, { bad: true, fix: error.fix });
+    } finally {
+      if (this.asked === mine) this.loading = false;
+      this.paint();
+    }
+  }
+
+  filter(name, value) {
+    this.filters[name] = value;
+    note({ [name]: value });
+    this.load(0);
+  }
+
+  // --- what is in sight ---
+
+  follow(on) {
+    this.follows = on;
+    this.followBox.checked = on;
+    if (on && this.rows.newer) this.load(0); else this.paint();
+  }
+
+  scrolled() {
+    const { scrollTop } = this.box, atEnd = scrollTop >= this.lowest - ROW;
+    if (this.follows && !atEnd && scrollTop < this.before) this.follow(false);
+    else if (!this.follows && atEnd && !this.rows.newer && scrollTop > this.before) this.follow(true);
+    this.before = scrollTop;
+    this.paint();
+  }
+
+  /** How far down it goes. The box itself may say more: rows that are just being moved up count there. */
+  get lowest() {
+    return Math.max(0, this.rows.rows.length * ROW - this.box.clientHeight);
+  }
+
+  render() {
+    if (!this.box.isConnected) return;
+    const { rows } = this.rows;
+    if (this.rows.dropped) {
+      if (!this.follows) this.box.scrollTop -= ROW * this.rows.dropped;
+      this.rows.dropped = 0;
+    }
+    this.spacer.style.height = `${rows.length * ROW}px`;
+    if (this.follows) {
+      this.box.scrollTop = this.lowest;
+      this.before = this.box.scrollTop;
+    }
+    const { clientHeight } = this.box, scrollTop = Math.min(this.box.scrollTop, this.lowest);
+    const start = Math.max(0, Math.floor(scrollTop / ROW) - BEYOND), end = Math.min(rows.length, Math.ceil((scrollTop + clientHeight) / ROW) + BEYOND);
+    this.list.style.transform = `translateY(${start * ROW}px)`;
+    put(this.list, rows.slice(start, end).map((row) => this.row(row)), rows.length ? null : h("p", { class: "nothing" }, this.nothing()));
+    this.jump.hidden = this.follows || rows.length === 0;
+    say(this.count, rows.length ? `${plural(rows.length, "line")}${this.rows.older || this.rows.newer ? " loaded" : ""}` : "");
+    if (scrollTop < ROW * 40 && this.rows.older) this.more(true);
+    else if (this.rows.newer && end > rows.length - 40) this.more(false);
+  }
+
+  nothing() {
+    if (this.loading) return "Loading…";
+    if (this.rows.older) return "Searching…";
+    return Object.values(this.filters).some(Boolean) ? "No line matches." : "Nothing has been said yet.";
+  }
+
+  row(row) {
+    const { line, count, ranks } = row, id = line[LINE.id], rank = line[LINE.rank];
+    const who = ranks.size > 1 ? `ranks ${ranges(ranks)}` : rank === null ? line[LINE.host] : `rank ${rank}`;
+    const chosen = this.chosen >= id && this.chosen <= row.last[LINE.id];
+    return h("div", { class: `logline ${line[LINE.stream]}${chosen ? " chosen" : ""}`, onclick: () => this.choose(row) },
+      h("time", null, clockOf(line[LINE.time])),
+      h("span", { class: `who c${ranks.size > 1 || rank === null ? "x" : rank % COLOURS}`, title: line[LINE.host] }, who),
+      h("span", { class: "mark", title: line[LINE.stream] === "err" ? "stderr" : null }, line[LINE.stream] === "err" ? "!" : ""),
+      h("span", { class: "said" }, this.marked(harmless(line[LINE.text].slice(0, LONGEST)))),
+      count > 1 ? h("span", { class: "times" }, `(x ${whole(count)})`) : null);
+  }
+
+  /** The text, with what is searched for made visible. */
+  marked(text) {
+    const wanted = this.filters.search.toLowerCase(), at = wanted ? text.toLowerCase().indexOf(wanted) : -1;
+    return at < 0 ? text : [text.slice(0, at), h("mark", null, text.slice(at, at + wanted.length)), text.slice(at + wanted.length)];
+  }
+
+  // --- one line ---
+
+  choose(row) {
+    const line = row.line;
+    if (String(getSelection())) return; // somebody selects text to copy it
+    this.chosen = line[LINE.id];
+    note({ line: this.chosen });
+    if (this.follows) this.follow(false);
+    const where = new URL(location.href);
+    put(this.detail,
+      h("div", null, h("strong", null, `${line[LINE.host]}${line[LINE.rank] === null ? "" : `, rank ${line[LINE.rank]}`}`),
+        h("span", { class: "soft" }, `${clock(line[LINE.time], true)}, attempt ${line[LINE.attempt]}, std${line[LINE.stream]}${row.count > 1 ? `, said ${whole(row.count)} times until ${clock(row.last[LINE.time], true)}` : ""}`),
+        h("span", { class: "buttons" },
+          h("button", { type: "button", class: "plain small", onclick: () => copy(line[LINE.text], "Line") }, icon("copy"), "Copy"),
+          h("button", { type: "button", class: "plain small", onclick: () => copy(where.href, "Link to this line") }, icon("link"), "Copy link"),
+          h("button", { type: "button", class: "bare", "aria-label": "Close", onclick: () => this.unchoose() }, icon("close")))),
+      h("pre", { tabindex: "0" }, harmless(line[LINE.text])));
+    this.detail.hidden = false;
+    this.paint();
+  }
+
+  unchoose() {
+    this.chosen = 0;
+    this.detail.hidden = true;
+    note({ line: "" });
+    this.paint();
+  }
+
+  reveal(id) {
+    const at = this.rows.indexOf(id);
+    this.spacer.style.height = `${this.rows.rows.length * ROW}px`;
+    this.box.scrollTop = Math.max(0, at * ROW - this.box.clientHeight / 3);
+    this.before = this.box.scrollTop;
+    if (this.rows.rows[at]) this.choose(this.rows.rows[at]);
+  }
+
+  key(event) {
+    const by = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (!by || !this.chosen) return;
+    event.preventDefault();
+    const at = Math.max(0, Math.min(this.rows.rows.length - 1, this.rows.indexOf(this.chosen) + by));
+    this.choose(this.rows.rows[at]);
+    const top = at * ROW;
+    if (top < this.box.scrollTop) this.box.scrollTop = top;
+    else if (top > this.box.scrollTop + this.box.clientHeight - 2 * ROW) this.box.scrollTop = top - this.box.clientHeight + 2 * ROW;
+  }
+
+  close() {
+    this.paint.cancel();
+    this.watcher.disconnect();
+  }
+}
+
+/** A line by itself, as the overview shows the newest. */
+export function logLine(line) {
+  const rank = line[LINE.rank];
+  return h("li", { class: `logline ${line[LINE.stream]}` }, h("span", { class: `who c${rank === null ? "x" : rank % COLOURS}` }, rank === null ? line[LINE.host] : `rank ${rank}`), h("span", { class: "said" }, harmless(line[LINE.text].slice(0, 400))));
+}
+
+function clockOf(time) {
+  const at = new Date(time * 1000), two = (value) => String(value).padStart(2, "0");
+  return `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}.${String(at.getMilliseconds()).padStart(3, "0")}`;
+}

@@ -1,0 +1,83 @@
+// The lines that the log shows: in order, without gaps, repeats folded, no more than memory should hold. Pure.
+
+const MOST_ROWS = 60000;
+const SPARE = 6000; // dropped in one go, so that not every line moves all the others
+
+export const LINE = { id: 0, time: 1, attempt: 2, host: 3, rank: 4, stream: 5, text: 6 };
+
+/** Whether a line is one that the filters ask for. */
+export function passes(line, filters) {
+  if (filters.rank !== undefined && filters.rank !== "" && line[LINE.rank] !== Number(filters.rank)) return false;
+  if (filters.host && line[LINE.host] !== filters.host) return false;
+  if (filters.stream && line[LINE.stream] !== filters.stream) return false;
+  return !filters.search || line[LINE.text].toLowerCase().includes(filters.search.toLowerCase());
+}
+
+/** A row is {line, count, ranks, last}: `count` lines that follow each other and say the same. */
+export class LogRows {
+  constructor() {
+    this.clear();
+    this.folds = true;
+  }
+
+  clear() {
+    this.rows = [];
+    this.first = 0; // ids of the lines at both ends
+    this.last = 0;
+    this.older = false; // there are more before
+    this.newer = false; // and after: then what is said now does not follow on
+    this.dropped = 0; // rows taken from the front since the last look
+  }
+
+  /** Lines after the last one; those that are here already are left out. */
+  append(lines) {
+    let added = 0;
+    for (const line of lines) {
+      if (line[LINE.id] <= this.last) continue;
+      this.last = line[LINE.id];
+      if (!this.first) this.first = line[LINE.id];
+      const before = this.rows[this.rows.length - 1];
+      if (this.folds && before && same(before.line, line)) {
+        before.count += 1;
+        before.ranks.add(line[LINE.rank]);
+        before.last = line;
+      } else {
+        this.rows.push({ line, count: 1, ranks: new Set([line[LINE.rank]]), last: line });
+        added += 1;
+      }
+    }
+    if (this.rows.length > MOST_ROWS + SPARE) this.drop(this.rows.length - MOST_ROWS);
+    return added;
+  }
+
+  /** Lines before the first one; how many rows they make. */
+  prepend(lines) {
+    const earlier = new LogRows();
+    earlier.folds = this.folds;
+    earlier.append(lines.filter((line) => line[LINE.id] < this.first));
+    this.rows = [...earlier.rows, ...this.rows];
+    if (earlier.first) this.first = earlier.first;
+    return earlier.rows.length;
+  }
+
+  drop(count) {
+    this.rows.splice(0, count);
+    this.first = this.rows[0].line[LINE.id];
+    this.dropped += count;
+    this.older = true;
+  }
+
+  /** Which row holds the line with this id, or the one nearest to it. */
+  indexOf(id) {
+    let low = 0, high = this.rows.length - 1;
+    while (low < high) {
+      const middle = (low + high + 1) >> 1;
+      if (this.rows[middle].line[LINE.id] <= id) low = middle; else high = middle - 1;
+    }
+    return low;
+  }
+}
+
+function same(a, b) {
+  return a[LINE.text] === b[LINE.text] && a[LINE.stream] === b[LINE.stream] && a[LINE.attempt] === b[LINE.attempt];
+}

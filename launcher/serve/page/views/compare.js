@@ -1,0 +1,88 @@
+// Runs beside each other: their curves in one chart, and in which options and results they differ.
+
+import { h, put } from "../dom.js";
+import { get, runPath } from "../api.js";
+import { listen } from "../live.js";
+import { icon, stateBadge } from "../icons.js";
+import { announce, emptyState, errorState, skeleton } from "../dialogs.js";
+import { LineChart, CHARTS, swatch } from "../charts.js";
+import { Measured, smooth } from "../series.js";
+import { plainValue } from "../tabs.js";
+import { note, runLink } from "../router.js";
+import { times, title } from "../runparts.js";
+
+const MOST = 8; // as many as there are colours
+
+export function compareView(place, { query }) {
+  let chosen = (query.runs ?? "").split(",").filter(Boolean).slice(0, MOST), closed = false, only = true, smoothed = false, asked = null, curves = [];
+  const picker = h("div", { class: "picker card pad" }), out = h("div", { class: "comparison" });
+  put(place, h("header", { class: "head" }, h("h1", null, "Compare")), picker, out);
+
+  async function load() {
+    const mine = (asked = {});
+    note({ runs: chosen.join(",") });
+    put(out, chosen.length ? skeleton(3, "tile") : null);
+    try {
+      const [{ runs: all }, answer, ...metrics] = await Promise.all([
+        get("/api/runs", { limit: 200 }), chosen.length ? get("/api/compare", { runs: chosen.join(",") }) : { runs: [] },
+        ...chosen.map((run) => get(runPath(run, "/metrics"), { points: 300 })),
+      ]);
+      if (closed || asked !== mine) return;
+      curves = answer.runs.map((run, at) => ({ run, measured: new Measured(metrics[chosen.indexOf(run.run)] ?? metrics[at]) }));
+      pick(all, answer.runs);
+      put(out, chosen.length ? [charts(), differences(answer)]
+        : emptyState("Choose runs to lay over each other", "Tick them in the list of runs, or add them above."));
+    } catch (error) {
+      if (closed || asked !== mine) return;
+      put(out, errorState(error, load));
+    }
+  }
+
+  function pick(all, runs) {
+    const rest = all.filter((run) => !chosen.includes(run.run));
+    put(picker,
+      runs.length ? h("ul", { class: "picked" }, runs.map((run, at) => h("li", { "data-item": "" }, swatch(at), h("a", { href: runLink(run.run) }, title(run)), stateBadge(run.state), h("span", { class: "soft small" }, run.name ? run.run : times(run)),
+        h("button", { type: "button", class: "bare", "aria-label": `Leave out ${title(run)}`, onclick: () => { chosen = chosen.filter((one) => one !== run.run); load(); } }, icon("close"))))) : null,
+      h("label", { class: "pick" }, h("span", { class: "unseen" }, "Add a run"), h("select", { id: "add-run", disabled: chosen.length >= MOST || !rest.length, onchange: (event) => {
+        chosen.push(event.target.value);
+        load();
+      } }, h("option", { value: "" }, chosen.length >= MOST ? `At most ${MOST} runs` : rest.length ? "Add a run…" : "No other runs"), rest.map((run) => h("option", { value: run.run }, run.name ? `${run.name} (${run.run})` : run.run)))));
+  }
+
+  function charts() {
+    const made = CHARTS.map((options) => ({ options, chart: new LineChart(options) }));
+    const draw = (log) => made.forEach(({ options, chart }) => {
+      chart.log = log && Boolean(options.logarithmic);
+      chart.draw(curves.flatMap(({ run, measured }, at) => measured.means(options.key, options.sum).map((curve, of, every) => ({
+        ...curve, low: [], high: [], y: smoothed ? smooth(curve.y) : curve.y, colour: at, faint: of < every.length - 1, label: title(run),
+      }))));
+    });
+    const logBox = h("input", { type: "checkbox", onchange: () => draw(logBox.checked) });
+    draw(false);
+    return h("section", { class: "curveset", "aria-label": "Curves" }, h("div", { class: "charttools" },
+      h("label", { class: "tickbox" }, h("input", { type: "checkbox", onchange: (event) => { smoothed = event.target.checked; draw(logBox.checked); } }), "Smooth"),
+      h("label", { class: "tickbox" }, logBox, "Log scale of the loss")), h("div", { class: "charts" }, made.map((one) => one.chart.element)));
+  }
+
+  /** Both tables, and one switch for what both show. */
+  function differences(answer) {
+    const fills = [], runs = answer.runs;
+    const one = (name, rows = []) => {
+      const body = h("tbody"), differing = rows.some((row) => row.differs), same = h("p", { class: "soft" }, runs.length > 1 ? "They do not differ." : "Add another run to see where they differ.");
+      fills.push(() => {
+        same.hidden = differing || !only;
+        put(body, rows.filter((row) => row.differs || !only).map((row) => h("tr", { class: row.differs ? "differs" : null }, h("th", { scope: "row" }, h("code", null, row.key)), row.values.map((value) => h("td", null, plainValue(value))))));
+      });
+      return rows.length ? h("section", { class: "card pad" }, h("h2", null, name), same,
+        h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": name }, h("table", { class: "plain compare" }, h("caption", { class: "unseen" }, name),
+          h("thead", null, h("tr", null, h("th", { scope: "col" }, "Name"), runs.map((run, at) => h("th", { scope: "col" }, swatch(at), title(run))))), body))) : null;
+    };
+    const made = [one("Options", answer.options), one("Results", answer.results)], fill = () => fills.forEach((each) => each());
+    fill();
+    return [h("label", { class: "tickbox only" }, h("input", { type: "checkbox", checked: only, onchange: (event) => { only = event.target.checked; fill(); } }), "Only what differs"), made];
+  }
+
+  load().catch((error) => announce(error.message, { bad: true }));
+  listen("/api/stream", {}, {});
+  return { close: () => { closed = true; }, title: "Compare" };
+}

@@ -1,0 +1,99 @@
+// The hosts: how many slots are free, what runs, how busy they are, and what the last preflight found.
+
+import { h, put, refresh } from "../dom.js";
+import { get, post } from "../api.js";
+import { listen } from "../live.js";
+import { icon } from "../icons.js";
+import { ago, figure, isNumber, NOTHING, plural, sized } from "../format.js";
+import { announce, emptyState, errorState, skeleton } from "../dialogs.js";
+import { preflightParts } from "../matrix.js";
+import { runLink } from "../router.js";
+
+const AGAIN_MS = 5000;
+const FULL = 0.9;
+const MOST_BOXES = 16;
+
+export function hostsView(place) {
+  const cards = h("div", { class: "hosts" }), found = h("div"), total = h("p", { class: "soft" });
+  const button = h("button", { type: "button", id: "preflight", onclick: check }, "Run preflight");
+  let closed = false, checked = null, waits = 0;
+  put(place, h("header", { class: "head" }, h("div", null, h("h1", null, "Hosts"), total)), cards,
+    h("section", { class: "card pad preflight" }, h("header", { class: "head" }, h("h2", null, "Preflight"), button), found));
+  put(cards, skeleton(2, "tile"));
+
+  async function load() {
+    try {
+      show((await get("/api/hosts")).hosts);
+    } catch (error) {
+      if (!closed && !cards.querySelector(".host")) put(cards, errorState(error, load));
+    }
+  }
+
+  function show(hosts) {
+    if (closed) return;
+    const sum = (key) => hosts.reduce((all, host) => all + (host[key] ?? 0), 0);
+    put(total, hosts.length ? `${sum("free")} of ${plural(sum("slots"), "slot")} free on ${plural(hosts.length, "host")}` : "");
+    refresh(cards, hosts.map((host) => [host, ago(host.seen)]), () => (hosts.length ? hosts.map(card) : emptyState("No hosts", "The service has an inventory of its own:", "ringctl serve --hosts hosts.yaml")));
+  }
+
+  async function loadChecked() {
+    try {
+      const now = await get("/api/preflight");
+      if (closed) return;
+      if (now?.time !== checked?.time) {
+        waits = 0;
+        button.disabled = false;
+        button.textContent = "Run preflight";
+      }
+      checked = now;
+      refresh(found, [now, now ? ago(now.time) : ""], () => (now ? preflightParts(now) : emptyState("Not checked yet", "Preflight looks at every host and every link, and starts nothing.")));
+    } catch (error) {
+      if (!closed) put(found, errorState(error, loadChecked));
+    }
+  }
+
+  async function check() {
+    button.disabled = true;
+    button.textContent = "Checking…";
+    waits = 1;
+    try {
+      await post("/api/preflight");
+      announce("Preflight has begun");
+    } catch (error) {
+      button.disabled = false;
+      button.textContent = "Run preflight";
+      announce(error.message, { bad: true, fix: error.fix });
+    }
+  }
+
+  load();
+  loadChecked();
+  listen("/api/stream", {}, { hosts: (data) => { if (Array.isArray(data)) show(data); else load(); } });
+  const timer = setInterval(() => { if (!document.hidden) { load(); loadChecked(); } }, AGAIN_MS);
+  return { close: () => { closed = true; clearInterval(timer); }, title: "Hosts" };
+}
+
+function card(host) {
+  const load = host.load?.[0];
+  return h("article", { class: `card host${host.error ? " away" : ""}`, "data-item": "", tabindex: "-1" },
+    h("header", null, h("h2", null, host.name), h("span", { class: "soft small" }, host.address || "this machine"),
+      h("span", { class: `free ${host.free > 0 ? "good" : "off"}` }, host.error ? "away" : `${host.free} of ${host.slots} free`)),
+    host.error ? h("p", { class: "reason bad" }, icon("failed"), host.error) : null,
+    h("div", { class: "slots", role: "img", "aria-label": `${host.taken} of ${host.slots} slots taken` },
+      Array.from({ length: Math.min(host.slots, MOST_BOXES) }, (_, at) => h("i", { class: at < (host.taken * Math.min(host.slots, MOST_BOXES)) / host.slots ? "taken" : "" }))),
+    host.runs?.length ? h("ul", { class: "uses" }, host.runs.map((run) => h("li", null, h("a", { href: runLink(run.run) }, run.run), h("span", { class: "soft small" }, `${run.user || "?"}, ${plural(run.slots, "slot")}`)))) : h("p", { class: "soft small" }, "Nothing runs here."),
+    h("dl", { class: "meters" },
+      meter("Load", load, host.cores, isNumber(load) ? `${figure(load, 2)} on ${plural(host.cores ?? 0, "core")}` : NOTHING),
+      used("Memory", host.memory_free, host.memory_total), used("Disk", host.disk_free, host.disk_total)),
+    h("p", { class: "soft small seen" }, isNumber(host.seen) ? `heard ${ago(host.seen)}` : "not heard yet"));
+}
+
+function used(name, free, total) {
+  const known = isNumber(free) && isNumber(total) && total > 0 && free >= 0;
+  return meter(name, known ? total - free : null, total, known ? `${sized(free)} of ${sized(total)} free` : NOTHING);
+}
+
+function meter(name, value, most, text) {
+  const share = isNumber(value) && most > 0 ? Math.min(1, value / most) : 0;
+  return h("div", null, h("dt", null, name), h("dd", null, h("span", { class: `meter${share > FULL ? " full" : ""}`, "aria-hidden": "true" }, h("i", { vars: { "--share": share } })), h("span", { class: "small" }, text)));
+}

@@ -1,0 +1,198 @@
+// One run: how far it is, its curves, who is slow, the ring, and everything else that is known of it.
+
+import { h, put, say, refresh, paced } from "../dom.js";
+import { get, runPath } from "../api.js";
+import { listen } from "../live.js";
+import { icon, stateBadge } from "../icons.js";
+import { duration, figure, isActive, isNumber, milliseconds, percent, stateOf } from "../format.js";
+import { Measured, average } from "../series.js";
+import { progress, ranksAndHosts, times, title } from "../runparts.js";
+import { announce, emptyState, errorState, skeleton } from "../dialogs.js";
+import { LogView, logLine } from "../log.js";
+import { note } from "../router.js";
+import { Curves } from "../curves.js";
+import { TimeBars } from "../bars.js";
+import { Ring } from "../ring.js";
+import { actionsOf } from "../actions.js";
+import { ranksTab, preflightTab, planTab, checkpointsTab, attemptsTab } from "../tabs.js";
+
+const TABS = [["overview", "Overview"], ["log", "Log"], ["ranks", "Ranks"], ["preflight", "Preflight"], ["plan", "Plan"], ["checkpoints", "Checkpoints"], ["attempts", "Attempts"]];
+const PACE_MS = 200; // between drawings, with few ranks
+const CLOCK_MS = 1000;
+const LATEST = 8; // lines below the bars
+
+export function runView(place, { run: id, query }) {
+  const measured = new Measured();
+  const parts = { head: h("header", { class: "runhead" }), banner: h("div", { class: "banners" }), stats: h("dl", { class: "stats" }), panel: h("div", { class: "panel", role: "tabpanel", id: "panel", tabindex: "-1" }), status: h("p", { class: "unseen", role: "status" }) };
+  let run = null, tab = TABS.some(([name]) => name === query.tab) ? query.tab : "overview", shown = null, closed = false, follows = false, latest = [];
+
+  const tabs = h("div", { class: "tabs", role: "tablist", "aria-label": "About this run" }, TABS.map(([name, word]) => h("button", {
+    type: "button", role: "tab", id: `tab-${name}`, "aria-controls": "panel", "aria-selected": String(name === tab), tabindex: name === tab ? "0" : "-1", onclick: () => open(name), onkeydown: arrows }, word)));
+  put(place, skeleton(1, "title"), skeleton(3, "tile"));
+
+  // --- what is shown ---
+
+  function open(name, more = {}) {
+    tab = name;
+    shown?.close?.();
+    for (const one of tabs.children) {
+      one.setAttribute("aria-selected", String(one.id === `tab-${name}`));
+      one.tabIndex = one.id === `tab-${name}` ? 0 : -1;
+    }
+    parts.panel.setAttribute("aria-labelledby", `tab-${name}`);
+    note({ tab: name === "overview" ? "" : name, line: more.line ?? "", rank: more.rank ?? "", host: "", stream: "", search: "" });
+    shown = panels[name](more);
+    put(parts.panel, shown.element);
+    tabs.querySelector(`#tab-${name}`).scrollIntoView?.({ block: "nearest", inline: "nearest" });
+  }
+
+  function arrows(event) {
+    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    const at = TABS.findIndex(([name]) => name === tab), next = TABS[(at + by + TABS.length) % TABS.length][0];
+    open(next);
+    tabs.querySelector(`#tab-${next}`).focus();
+  }
+
+  const panels = {
+    overview: () => overview(),
+    log: (more) => new LogView(id, run.ranks ?? [], more),
+    ranks: () => ranksTab(run, (rank) => open("log", { rank: String(rank) })),
+    preflight: () => preflightTab(run),
+    plan: () => planTab(run),
+    checkpoints: () => checkpointsTab(run),
+    attempts: () => attemptsTab(run),
+  };
+
+  function overview() {
+    const curves = new Curves(), bars = new TimeBars(), ring = new Ring();
+    const hostOf = (rank) => run.ranks?.find((one) => one.rank === rank)?.host ?? "";
+    const measuredAgain = () => { curves.draw(measured); bars.draw(measured.recent(), hostOf); };
+    const update = () => ring.draw(run), lines = h("ol");
+    const take = () => put(lines, latest.map(logLine));
+    const tail = h("section", { class: "card latest", "aria-label": "Latest lines" }, h("header", null, h("h3", null, "Latest lines"), h("button", { type: "button", class: "textlink small", onclick: () => open("log") }, "Open the log")), lines);
+    measuredAgain();
+    update();
+    take();
+    return { element: h("div", { class: "overview" }, curves.element, h("div", { class: "pair" }, h("div", null, bars.element, tail), ring.element)), update, measured: measuredAgain, said: paced(take, PACE_MS) };
+  }
+
+  const drawMeasured = paced(() => { shown?.measured?.(); statistics(); }, PACE_MS);
+
+  function drawRun() {
+    refresh(parts.head, [run.run, run.name, run.state, run.user, run.world, run.hosts, run.attempt, run.actions, run.watched, run.step, run.steps, run.left_s, times(run)], heading);
+    refresh(parts.banner, [run.cause, run.error, run.waiting, run.state], banners);
+    statistics();
+    shown?.update?.(run);
+  }
+
+  function heading() {
+    const attempt = run.attempt > 1 ? ` · attempt ${run.attempt}` : "", watched = run.watched ? ` · ${run.watched}` : "";
+    return [
+      h("a", { class: "back", href: "#/runs" }, "← Runs"),
+      h("div", null, h("div", { class: "titleline" }, h("h1", null, title(run)), stateBadge(run.state)),
+        h("p", { class: "soft" }, run.name ? `${run.run} · ` : "", run.user ? `${run.user} · ` : "", ranksAndHosts(run), ` · ${times(run)}`, attempt, watched)),
+      h("div", { class: "actions" }, actionsOf(run, changed)),
+      run.state === "queued" || run.state === "cancelled" ? null : progress(run),
+    ];
+  }
+
+  function banners() {
+    const found = [];
+    if (run.state === "queued") found.push(h("div", { class: "banner" }, icon("queued"), h("div", null, h("strong", null, run.waiting ? capital(run.waiting) : "It is next."), h("p", null, "It starts by itself when its turn comes. ", h("a", { href: "#/queue" }, "See the queue")))));
+    const text = run.cause?.text ?? run.error;
+    if (text && run.state !== "succeeded") {
+      const where = isNumber(run.cause?.rank) ? h("p", null, h("button", { type: "button", class: "textlink", onclick: () => open("log", { rank: String(run.cause.rank) }) }, `Log of rank ${run.cause.rank}`)) : null;
+      found.push(h("div", { class: `banner ${isActive(run.state) ? "warn" : "bad"}`, id: "cause" }, icon(isActive(run.state) ? "warn" : "failed"),
+        h("div", null, h("strong", null, text), isActive(run.state) ? h("p", null, "An earlier attempt ended so; it goes on.") : null,
+          run.cause?.fix ? h("p", { class: "fixline" }, run.cause.fix) : null, where)));
+    }
+    return found;
+  }
+
+  function statistics() {
+    const ranks = run.ranks ?? [], recent = measured.recent(), all = (key) => ranks.map((rank) => rank[key]).filter(isNumber);
+    const step = average(recent.length ? recent.map((one) => one.step_ms) : all("step_ms"));
+    const comm = average(recent.length ? recent.map((one) => one.comm_ms) : all("comm_ms"));
+    const made = [
+      ["Loss", isNumber(run.loss) ? figure(run.loss, 4) : null],
+      ["Accuracy", isNumber(run.accuracy) ? percent(run.accuracy) : null],
+      ["Throughput", isNumber(run.samples_per_s) ? `${figure(run.samples_per_s, 4)}` : null, "samples/s"],
+      ["Step", isNumber(step) ? milliseconds(step) : null, isNumber(comm) && step > 0 ? `${Math.round((100 * comm) / step)}% comm.` : ""],
+      ["Epoch", isNumber(run.epoch) && isNumber(run.epochs) ? `${run.epoch} of ${run.epochs}` : null],
+      isActive(run.state) ? ["Left", isNumber(run.left_s) ? duration(run.left_s) : null] : ["Took", isNumber(run.ended) && isNumber(run.started) ? duration(run.ended - run.started) : null],
+    ].filter(([, value]) => value !== null);
+    parts.stats.hidden = made.length === 0;
+    refresh(parts.stats, made, () => made.map(([name, value, unit]) => h("div", null, h("dt", null, name), h("dd", null, value, unit ? h("small", null, unit) : null))));
+  }
+
+  // --- what comes in ---
+
+  async function start() {
+    try {
+      const [detail, log, metrics] = [await get(runPath(id)), await get(runPath(id, "/log"), { limit: LATEST }), await get(runPath(id, "/metrics"), { points: 400 })];
+      if (closed) return;
+      run = detail;
+      measured.load(metrics);
+      latest = log.lines;
+      document.title = `${title(run)} · ringctl`;
+      put(place, parts.head, parts.banner, parts.stats, tabs, parts.panel, parts.status);
+      open(tab, query);
+      drawRun();
+      attach(Math.min(log.last ?? 0, metrics.last ?? 0));
+    } catch (error) {
+      if (closed) return;
+      put(place, error.status === 404 ? emptyState("There is no such run", id, "", h("a", { class: "button", href: "#/runs" }, "All runs")) : errorState(error, start));
+      listen("/api/stream", {}, {});
+    }
+  }
+
+  /** While it goes on, everything of it; afterwards only whether it begins again. */
+  function attach(after) {
+    follows = isActive(run.state) || run.state === "queued";
+    if (!follows) return listen("/api/stream", {}, { runs: (rows) => rows.some((row) => row.run === id && row.state !== run.state) && changed() });
+    return listen(runPath(id, "/stream"), { after }, {
+      lines: (lines) => {
+        latest = [...latest, ...lines.filter((line) => line[0] > (latest[latest.length - 1]?.[0] ?? 0)).slice(-LATEST)].slice(-LATEST);
+        shown?.take?.(lines);
+        shown?.said?.();
+      },
+      metrics: (metrics) => measured.add(metrics) && drawMeasured(),
+      run: (detail) => take(detail),
+      end: () => changed(),
+    });
+  }
+
+  function take(detail) {
+    if (closed) return;
+    if (run.state !== detail.state) {
+      say(parts.status, `${title(detail)} is ${stateOf(detail.state).word.toLowerCase()}${detail.error ? `: ${detail.error}` : ""}`);
+    }
+    run = detail;
+    drawRun();
+  }
+
+  /** Asks anew, after something was done or the stream has ended. */
+  async function changed() {
+    try {
+      take(await get(runPath(id)));
+      if (follows !== (isActive(run.state) || run.state === "queued")) {
+        const metrics = await get(runPath(id, "/metrics"), { points: 400 });
+        if (closed) return;
+        measured.load(metrics);
+        drawMeasured();
+        attach(metrics.last ?? 0);
+        if (tab === "log") open("log", {});
+      }
+    } catch (error) {
+      announce(error.message, { bad: true, fix: error.fix });
+    }
+  }
+
+  start();
+  const ticking = setInterval(() => { if (run && !closed) drawRun(); }, CLOCK_MS);
+  return { close: () => { closed = true; shown?.close?.(); drawMeasured.cancel(); clearInterval(ticking); }, title: id };
+}
+
+const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);

@@ -1,0 +1,153 @@
+// The first screen: every run, newest first.
+
+import { h, put, say } from "../dom.js";
+import { get } from "../api.js";
+import { listen } from "../live.js";
+import { icon, stateBadge } from "../icons.js";
+import { figure, isActive, isNumber, percent, plural } from "../format.js";
+import { sparkline } from "../charts.js";
+import { progress, ranksAndHosts, times, title } from "../runparts.js";
+import { emptyState, errorState, skeleton } from "../dialogs.js";
+import { link, note, runLink } from "../router.js";
+
+const PAGE = 50;
+const TYPING_MS = 250;
+const TICK_MS = 10000;
+export const FILTERS = [
+  ["", "All"], ["running,starting", "Active"], ["queued", "Queued"], ["succeeded", "Succeeded"], ["failed,lost", "Failed"], ["stopped,cancelled", "Stopped"],
+];
+
+export function runsView(place, { query }) {
+  const view = { state: query.state ?? "", search: query.search ?? "", runs: new Map(), next: null, chosen: new Set(), asked: null };
+  const list = h("div", { class: "runlist" }), foot = h("div", { class: "foot" }), status = h("p", { class: "unseen", role: "status" });
+  const compare = h("a", { class: "button primary comparebar", hidden: true });
+  const body = h("tbody", { role: "rowgroup" });
+  const rows = new Map(); // run -> {element, key}
+  let typing = 0;
+
+  const chips = h("div", { class: "chips", role: "group", "aria-label": "State" }, FILTERS.map(([value, word]) => h("button", {
+    type: "button", "aria-pressed": String(value === view.state), onclick: (event) => {
+      view.state = value;
+      for (const chip of chips.children) chip.setAttribute("aria-pressed", String(chip === event.currentTarget));
+      note({ state: value });
+      load();
+    } }, word)));
+  const search = h("input", { type: "search", value: view.search, placeholder: "Search name, id, user, host", "aria-label": "Search runs", "data-search": "", oninput: () => {
+    clearTimeout(typing);
+    typing = setTimeout(() => { view.search = search.value.trim(); note({ search: view.search }); load(); }, TYPING_MS);
+  } });
+
+  put(place, h("header", { class: "head" }, h("h1", null, "Runs"), h("div", { class: "searchbox" }, icon("search"), search)), chips, list, foot, compare, status);
+
+  async function load() {
+    const mine = (view.asked = {});
+    if (!view.runs.size) put(list, skeleton(5));
+    try {
+      const answer = await get("/api/runs", { limit: PAGE, state: view.state, search: view.search });
+      if (view.asked !== mine) return;
+      view.runs = new Map(answer.runs.map((run) => [run.run, run]));
+      view.next = answer.next;
+      draw();
+    } catch (error) {
+      if (view.asked === mine) put(list, errorState(error, load));
+    }
+  }
+
+  async function more() {
+    const answer = await get("/api/runs", { limit: PAGE, state: view.state, search: view.search, before: view.next });
+    for (const run of answer.runs) view.runs.set(run.run, run);
+    view.next = answer.next;
+    draw();
+  }
+
+  /** Rows that changed, as the stream tells. */
+  function changed(runs) {
+    for (const run of runs) {
+      const before = view.runs.get(run.run);
+      if (before && before.state !== run.state) say(status, `${title(run)} is ${run.state}`);
+      if (belongs(run)) view.runs.set(run.run, run); else view.runs.delete(run.run);
+    }
+    draw();
+  }
+
+  function belongs(run) {
+    if (view.state && !view.state.split(",").includes(run.state)) return false;
+    const text = [run.run, run.name, run.user, run.state, run.error, ...(run.hosts ?? []), ...(run.command ?? [])].join("\n").toLowerCase();
+    if (!view.search.toLowerCase().split(/\s+/).every((word) => text.includes(word))) return false;
+    return view.runs.has(run.run) || !view.next || run.run > view.next;
+  }
+
+  function draw() {
+    const runs = [...view.runs.values()].sort((a, b) => (a.run < b.run ? 1 : -1));
+    if (!runs.length) {
+      rows.clear();
+      put(list, view.state || view.search
+        ? emptyState("No run matches", "Try another state or fewer letters.", "", h("button", { type: "button", onclick: clear }, "Show all"))
+        : emptyState("No runs yet", "Hand in the first one here, or in a terminal:", "ringctl submit --world 2", h("a", { class: "button primary", href: "#/submit" }, "Submit a run")));
+    } else {
+      if (!body.isConnected) put(list, frame());
+      arrange(runs);
+    }
+    put(foot, view.next ? h("button", { type: "button", onclick: more }, "Show older runs") : null);
+  }
+
+  function clear() {
+    view.state = view.search = search.value = "";
+    for (const chip of chips.children) chip.setAttribute("aria-pressed", String(chip === chips.firstChild));
+    note({ state: "", search: "" });
+    load();
+  }
+
+  /** Only rows that differ are made anew, so that a focus stays where it is. */
+  function arrange(runs) {
+    const now = Date.now() / 1000, kept = new Set(runs.map((run) => run.run));
+    for (const [run, row] of rows) if (!kept.has(run)) { row.element.remove(); rows.delete(run); }
+    runs.forEach((run, at) => {
+      const key = JSON.stringify([run, times(run, now), view.chosen.has(run.run)]);
+      let row = rows.get(run.run);
+      if (!row) rows.set(run.run, (row = { element: h("tr", { role: "row", "data-item": "" }), key: "" }));
+      if (row.key !== key) {
+        const inside = row.element.contains(document.activeElement);
+        row.key = key;
+        row.element.className = run.state;
+        put(row.element, cells(run, now));
+        if (inside) row.element.querySelector("a").focus();
+      }
+      if (body.children[at] !== row.element) body.insertBefore(row.element, body.children[at] ?? null);
+    });
+  }
+
+  function frame() {
+    const heads = ["State", "Run", "Progress", "Loss", "Who and where", "Compare"];
+    return h("table", { class: "runs", role: "table", "aria-label": "Runs" },
+      h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, heads.map((one) => h("th", { scope: "col", role: "columnheader", class: one === "Compare" ? "tick" : null }, one === "Compare" ? h("span", { class: "unseen" }, one) : one)))), body);
+  }
+
+  function cells(run, now) {
+    const cell = (name, ...inside) => h("td", { role: "cell", class: name }, inside);
+    return [
+      cell("where", stateBadge(run.state)),
+      cell("what", h("a", { class: "name", href: runLink(run.run) }, title(run)),
+        h("span", { class: "soft small id" }, run.name ? `${run.run} · ` : "", times(run, now), run.attempt > 1 ? ` · attempt ${run.attempt}` : ""),
+        run.error && run.state !== "succeeded" ? h("span", { class: `reason${isActive(run.state) ? "" : " bad"}` }, isActive(run.state) ? `goes on after: ${run.error}` : run.error) : null,
+        run.waiting && run.state === "queued" ? h("span", { class: "reason" }, run.waiting) : null),
+      cell("far", run.state === "queued" || run.state === "cancelled" ? null : progress(run)),
+      cell("loss", sparkline(run.spark, "Loss"), isNumber(run.loss) ? h("span", { class: "value" }, figure(run.loss, 3)) : null,
+        isNumber(run.accuracy) ? h("span", { class: "soft small" }, percent(run.accuracy)) : null),
+      cell("who", h("span", null, run.user || "–"), h("span", { class: "soft small" }, ranksAndHosts(run))),
+      cell("tick", h("input", { type: "checkbox", checked: view.chosen.has(run.run), "data-choose": "", "aria-label": `Compare ${title(run)}`, onchange: (event) => choose(run.run, event.target.checked) })),
+    ];
+  }
+
+  function choose(run, on) {
+    if (on) view.chosen.add(run); else view.chosen.delete(run);
+    compare.hidden = view.chosen.size === 0;
+    compare.setAttribute("href", link("compare", { runs: [...view.chosen].join(",") }));
+    say(compare, view.chosen.size < 2 ? "Choose another to compare" : `Compare ${plural(view.chosen.size, "run")}`);
+  }
+
+  load();
+  listen("/api/stream", {}, { runs: changed });
+  const tick = setInterval(() => { if (view.runs.size) draw(); }, TICK_MS);
+  return { close: () => { clearInterval(tick); clearTimeout(typing); view.asked = null; }, title: "Runs" };
+}

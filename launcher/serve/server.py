@@ -1,0 +1,123 @@
+"""Starts the service and lets it listen: uvicorn, with limits on what a client may do to it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+
+import uvicorn
+
+from launcher.errors import InputError
+from launcher.serve import limits
+from launcher.serve.app import make_app
+from launcher.serve.service import Service, Settings
+from launcher.serve.stream import Live
+
+END_S = 3  # for requests that are being answered when it is to end
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where the service listens, and what for."""
+
+    bind: str
+    port: int
+    tls_cert: str = ""
+    tls_key: str = ""
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self.tls_cert else "http"
+
+
+class Server(uvicorn.Server):
+    """Ends streams first: they would go on for ever."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self.service = service
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self.service.live.close_soon()
+
+
+def listen(bind: str, port: int) -> socket.socket:
+    """The socket; its port may have been chosen by the kernel."""
+    family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((bind, port))
+    except OSError as error:
+        listener.close()
+        raise InputError(
+            f"cannot listen at {bind} port {port}: {error.strerror}", fix="name another: --port N"
+        ) from None
+    return listener
+
+
+def config_for(app: object, listening: Listening) -> uvicorn.Config:
+    """Raises InputError for TLS files that are none."""
+    config = uvicorn.Config(
+        app,  # type: ignore[arg-type]  # Starlette is an ASGI application
+        http=limits.PatientProtocol,
+        ws="none",
+        lifespan="off",
+        loop="asyncio",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=15,
+        timeout_graceful_shutdown=END_S,
+        h11_max_incomplete_event_size=limits.MOST_HEAD,
+        ssl_certfile=listening.tls_cert or None,
+        ssl_keyfile=listening.tls_key or None,
+    )
+    try:
+        config.load()
+    except (OSError, ssl.SSLError) as error:
+        raise InputError(f"--tls-cert {listening.tls_cert}: {error}") from None
+    if config.ssl is not None:
+        config.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
+    return config
+
+
+async def serve(
+    settings: Settings, listening: Listening, listener: socket.socket, ready: Callable[[], None]
+) -> None:
+    """Until it is told to end. `ready` is called once it answers."""
+    service = Service(settings)
+    service.live = Live(service)
+    server = Server(config_for(make_app(service), listening), service)
+    service.keeper.start()
+    told = asyncio.create_task(tell(server, ready))
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        told.cancel()
+        service.live.close()
+        await asyncio.to_thread(service.keeper.stop)
+
+
+async def tell(server: Server, ready: Callable[[], None]) -> None:
+    while not server.started:
+        await asyncio.sleep(0.01)
+    ready()
+
+
+def run(settings: Settings, listening: Listening, listener: socket.socket, ready: Callable[[], None]) -> None:
+    """Until Ctrl-C or SIGTERM."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(
+            number, lambda *_: None
+        )  # uvicorn raises it again when it has ended: we end by ourselves
+    asyncio.run(serve(settings, listening, listener, ready))

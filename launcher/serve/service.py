@@ -1,0 +1,173 @@
+"""What all handlers share."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from launcher import history, listing, queued, watching
+from launcher.ask import Where
+from launcher.model import Inventory
+from launcher.serve.auth import Credentials
+from launcher.serve.keeper import OVER, Keeper
+from launcher.serve.limits import Buckets
+from launcher.serve.origin import Names
+
+if TYPE_CHECKING:
+    from launcher.serve.call import Call
+    from launcher.serve.stream import Live
+
+FIRST_ROWS = 50
+PREFLIGHT = "serve:preflight"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the service was started."""
+
+    where: Where
+    inventory: Inventory
+    names: Names
+    cookie: str
+    secure: bool  # whether the cookie is for https alone
+
+
+class Service:
+    """The parts of it, and what is made of several of them."""
+
+    live: Live  # made in the event loop
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.names = settings.names
+        self.credentials = Credentials(settings.cookie)
+        self.requests = Buckets(burst=400, rate=100)
+        self.failures = Buckets(burst=60, rate=2)
+        self.keeper = Keeper(
+            settings.inventory, lambda batch: self.live.batch(batch), lambda run: self.live.changed(run)
+        )
+        self.checking = threading.Lock()  # held while a preflight runs
+
+    def still_may(self, call: Call) -> bool:
+        """Whether whoever asked would still be let in."""
+        cookies = dict(part.strip().partition("=")[::2] for part in call.headers.get("cookie", "").split(";"))
+        shown = self.credentials.shown(call.headers.get("authorization", ""), cookies)
+        return shown is not None and self.credentials.look_up(shown) is not None
+
+    def where_args(self) -> list[str]:
+        """Our hosts, as the command line names them."""
+        where = self.settings.where
+        options = {
+            "--hosts": where.hosts_file,
+            "-H": where.host_list,
+            "--hostfile": where.hostfile,
+            "--include": where.include,
+            "--exclude": where.exclude,
+        }
+        given = [word for name, value in options.items() if value is not None for word in (name, value)]
+        return given or ["--local", "--world", str(self.settings.inventory.hosts[0].slots)]
+
+    # --- runs ---
+
+    def detail(self, run: str) -> dict[str, Any] | None:
+        recording = self.keeper.recorders.get(run)
+        found = listing.detail(run, live=recording[0].state if recording else None)
+        if found is None:
+            return None
+        checked = self.preflight()
+        names = set(found["hosts"])
+        pairs = checked["pairs"] if checked else []
+        return {
+            **found,
+            "watched": watching.sentence(run),
+            "preflight": checked,
+            "links": [pair for pair in pairs if {pair["from"], pair["to"]} <= names],
+            "actions": actions(found),
+        }
+
+    def detail_and_over(self, run: str) -> tuple[dict[str, Any] | None, bool]:
+        busy = self.keeper.is_busy(run)  # asked first: what is recorded then is in the detail
+        found = self.detail(run)
+        return found, found is None or (found["state"] in OVER and not busy and not self.keeper.is_busy(run))
+
+    def rows_and_hosts(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """The newest rows, and those of older runs that are not over; and the hosts."""
+        rows = listing.rows(limit=FIRST_ROWS)
+        known = {row["run"] for row in rows}
+        older = listing.rows(limit=200, state="queued,starting,running")
+        return rows + [row for row in older if row["run"] not in known], self.host_rows()
+
+    def queue(self) -> list[dict[str, Any]]:
+        """Those that wait or start, in the order of the queue."""
+        waiting = sorted(
+            queued.rows("queued", "starting"),
+            key=lambda row: (row.state != "starting", -row.submission.priority, row.place),
+        )
+        rows = [found for row in waiting if (found := listing.row(row.run))]
+        # A launch may still be at it when its run is seen to go on.
+        return [row for row in rows if row["state"] in ("queued", "starting")]
+
+    # --- hosts ---
+
+    def host_rows(self) -> list[dict[str, Any]]:
+        own = self.keeper.own()
+        mine = {each.run for each in own}
+        taken = [*own, *self.keeper.others(mine)]
+        found = []
+        for host in self.settings.inventory.hosts:
+            seen = self.keeper.hosts[host.name]
+            runs = [
+                {"run": each.run, "user": each.user, "slots": each.slots[host.name]}
+                for each in taken
+                if each.slots.get(host.name)
+            ]
+            used = sum(each.slots.get(host.name, 0) for each in taken)
+            now = seen.now
+            found.append(
+                {
+                    "name": host.name,
+                    "address": host.address,
+                    "slots": host.slots,
+                    "taken": used,
+                    "free": max(0, host.slots - used),
+                    "runs": runs,
+                    "load": list(now.load) if now else [],
+                    "cores": now.cores if now else None,
+                    "memory_free": known(now.memory_free) if now else None,
+                    "memory_total": known(now.memory_total) if now else None,
+                    "disk_free": known(now.disk_free) if now else None,
+                    "disk_total": known(now.disk_total) if now else None,
+                    "seen": seen.seen,
+                    "error": seen.error,
+                }
+            )
+        return found
+
+    def preflight(self) -> dict[str, Any] | None:
+        noted = history.noted(PREFLIGHT)
+        if noted is None:
+            return None
+        when, data = noted
+        return {"time": when, **{key: data[key] for key in ("ok", "checks", "pairs")}}
+
+
+def known(number: int) -> int | None:
+    return None if number < 0 else number
+
+
+def actions(row: dict[str, Any]) -> list[str]:
+    """What can be done with a run as it is."""
+    if row["state"] == "queued":
+        return ["cancel"]
+    if row["state"] in ("starting", "running"):
+        return ["stop", "restart"]
+    return ["restart"] if row["state"] != "cancelled" and row.get("plan") else []
+
+
+def fresh_id(name_taken: Any) -> str:
+    """An id for a run that is handed in; ids sort by time."""
+    while name_taken(run := history.new_run_id()):
+        time.sleep(0.01)
+    return run

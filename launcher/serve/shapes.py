@@ -1,0 +1,150 @@
+"""What the API says and takes, as schemas (docs/service.md shows them as examples)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from launcher.serve.schema import arr, maybe, obj, ref
+
+RUN_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+DIGEST = r"^[0-9a-f]{64}$"
+VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
+STATES = ["queued", "starting", "running", "succeeded", "failed", "stopped", "lost", "cancelled"]
+
+TEXT: dict[str, Any] = {"type": "string"}
+WHOLE: dict[str, Any] = {"type": "integer"}
+NUMBER: dict[str, Any] = {"type": "number"}
+FLAG: dict[str, Any] = {"type": "boolean"}
+ANY: dict[str, Any] = {}
+NAMES = {"type": "string", "maxLength": 4000, "pattern": r"^[A-Za-z0-9._,-]*$"}
+
+ROW: dict[str, dict[str, Any]] = {
+    "run": TEXT,
+    "name": TEXT,
+    "user": TEXT,
+    "state": {"type": "string", "enum": STATES},
+    "world": maybe(WHOLE),
+    "hosts": arr(TEXT),
+    "attempt": WHOLE,
+    "submitted": maybe(NUMBER),
+    "started": maybe(NUMBER),
+    "ended": maybe(NUMBER),
+    "step": ANY,
+    "steps": ANY,
+    "epoch": ANY,
+    "epochs": ANY,
+    "loss": ANY,
+    "accuracy": ANY,
+    "samples_per_s": ANY,
+    "left_s": maybe(NUMBER),
+    "parameters_sha256": ANY,
+    "spark": arr(NUMBER),
+    "command": arr(TEXT),
+    "error": TEXT,
+    "fix": TEXT,
+    "waiting": TEXT,
+    "priority": WHOLE,
+    "after": TEXT,
+    "at": maybe(NUMBER),
+}
+RANK = {
+    "rank": WHOLE,
+    "host": TEXT,
+    "state": TEXT,
+    "pid": maybe(WHOLE),
+    "exit_code": maybe(WHOLE),
+    "signal": maybe(TEXT),
+    "reason": TEXT,
+    "heartbeat_age_s": maybe(NUMBER),
+    **dict.fromkeys(("step", "loss", "samples_per_s", "step_ms", "comm_ms", "bytes_sent"), ANY),
+}
+ATTEMPT = {
+    "attempt": WHOLE,
+    "state": TEXT,
+    "started": maybe(NUMBER),
+    "ended": maybe(NUMBER),
+    "world": maybe(WHOLE),
+    "cause": TEXT,
+}
+CHECKED = maybe(obj({"time": NUMBER, "ok": FLAG, "checks": arr(ANY), "pairs": arr(ANY)}))
+DETAIL = {
+    **ROW,
+    "ranks": arr(obj(RANK)),
+    "attempts": arr(obj(ATTEMPT)),
+    "cause": maybe(obj({"text": TEXT, "fix": TEXT, "rank": maybe(WHOLE), "host": TEXT})),
+    "plan": {"type": ["object", "null"]},
+    "options": {"type": "object"},
+    "environment": {"type": "object"},
+    "watched": TEXT,
+    "links": arr(obj({"from": TEXT, "to": TEXT, "latency_ms": maybe(NUMBER), "mbit_s": maybe(NUMBER)})),
+    "preflight": CHECKED,
+    "actions": arr({"type": "string", "enum": ["stop", "restart", "cancel"]}),
+}
+HOST = {
+    "name": TEXT,
+    "address": TEXT,
+    "slots": WHOLE,
+    "taken": WHOLE,
+    "free": WHOLE,
+    "runs": arr(obj({"run": TEXT, "user": TEXT, "slots": WHOLE})),
+    "load": arr(NUMBER),
+    **{key: maybe(WHOLE) for key in ("cores", "memory_free", "memory_total", "disk_free", "disk_total")},
+    "seen": maybe(NUMBER),
+    "error": TEXT,
+}
+COLUMNS = ("step", "time", "loss", "accuracy", "samples_per_s", "step_ms", "comm_ms", "bytes_sent")
+SERIES = {"rank": maybe(WHOLE), "attempt": WHOLE, **{key: arr(ANY) for key in COLUMNS}}
+DIFFERENCE = obj({"key": TEXT, "values": arr(ANY), "differs": FLAG})
+
+SUBMISSION = obj(
+    {
+        "command": arr({"type": "string", "maxLength": 8000}, 1000),
+        "world": maybe({"type": "integer", "minimum": 1, "maximum": 65536}),
+        "name": {"type": "string", "maxLength": 64, "pattern": r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$"},
+        "include": NAMES,
+        "exclude": NAMES,
+        "variables": {
+            "type": "object",
+            "additionalProperties": {"type": "string", "maxLength": 32000},
+            "propertyNames": {"type": "string", "pattern": VARIABLE},
+            "maxProperties": 1000,
+        },
+        "secrets": {
+            "type": "object",
+            # Without a line's end: it becomes a line of a file.
+            "additionalProperties": {"type": "string", "maxLength": 32000, "pattern": r"^[^\r\n]*$"},
+            "propertyNames": {"type": "string", "pattern": VARIABLE},
+            "maxProperties": 100,
+        },
+        "max_restarts": {"type": "integer", "minimum": 0, "maximum": 1000},
+        "restart_delay": {"type": "number", "minimum": 0, "maximum": 3600},
+        "min_world": maybe({"type": "integer", "minimum": 1, "maximum": 65536}),
+        "prefork": FLAG,
+        "priority": {"type": "integer", "minimum": -1000, "maximum": 1000},
+        "after": {"type": "string", "maxLength": 64, "pattern": r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$"},
+        "at": maybe({"type": "number", "minimum": 0, "maximum": 1e11}),
+        "code": {"type": "string", "maxLength": 64, "pattern": r"^([0-9a-f]{64})?$"},
+        "shared": FLAG,
+    },
+    required=(),
+)
+RESTART = obj({"world": maybe({"type": "integer", "minimum": 1, "maximum": 65536}), "grow": FLAG}, ())
+NOTHING = obj({}, ())
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "Error": obj({"error": TEXT, "fix": TEXT}),
+    "RunRow": obj(ROW),
+    "RunDetail": obj(DETAIL),
+    "Host": obj(HOST),
+    "Preflight": CHECKED,
+    "Submission": SUBMISSION,
+    "Runs": obj({"runs": arr(ref("RunRow")), "next": maybe(TEXT)}),
+    "Queue": obj({"queue": arr(ref("RunRow"))}),
+    "Hosts": obj({"hosts": arr(ref("Host"))}),
+    "Metrics": obj({"last": WHOLE, "series": arr(obj(SERIES))}),
+    "Log": obj({"lines": arr(arr(ANY)), "first": maybe(WHOLE), "last": maybe(WHOLE), "more": FLAG}),
+    "Checkpoints": {"type": "object"},
+    "Compared": obj({"runs": arr(ref("RunRow")), "options": arr(DIFFERENCE), "results": arr(DIFFERENCE)}),
+    "Have": obj({"digest": TEXT, "have": FLAG}),
+    "Health": obj({"ok": FLAG, "version": TEXT}),
+}

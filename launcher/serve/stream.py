@@ -1,0 +1,353 @@
+"""Server-sent events. What all readers of a run get is encoded once; a reader that is slow, or was away, is
+served from the tape at its own pace, so nothing is lost and nobody waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from starlette.concurrency import run_in_threadpool
+
+from launcher import listing, tape
+from launcher.model import Event
+from launcher.serve.call import Answer, Call, Refused, to_bytes
+from launcher.serve.limits import MOST_STREAMS
+
+if TYPE_CHECKING:
+    from launcher.recorder import Batch
+    from launcher.serve.service import Service
+
+HEARTBEAT_S = 10.0
+LOOK_S = 1.0  # at the latest
+PAUSE_S = 0.1  # between two blocks: fewer and larger ones cost everybody less
+DETAIL_S, DETAIL_AGAIN_S = 0.3, 5.0  # how often a run's state is looked at, and told though it is the same
+OVERVIEW_S = 0.5
+MOST_EVENTS = 4000  # of one block
+MOST_KEPT = 32 << 20  # bytes of blocks kept for other readers
+FIRST_ROWS = 50
+OVER = ("succeeded", "failed", "stopped", "lost", "cancelled")
+HEARTBEAT = b": still here\n\n"
+END = b"event: end\ndata: {}\n\n"
+
+
+def framed(name: str, data: bytes, number: int | None = None) -> bytes:
+    head = f"event: {name}\n" if number is None else f"event: {name}\nid: {number}\n"
+    return b"".join((head.encode(), b"data: ", data, b"\n\n"))
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some events of a run, as they are sent."""
+
+    last: int  # the number of the last of them
+    data: bytes
+
+
+def encoded(events: Sequence[tuple[int, Event]]) -> Block:
+    """Metrics come before the lines, and the id after all: whoever is cut off in between gets both again."""
+    lines = [line for number, event in events if (line := tape.line_of(number, event))]
+    metrics = [metric for number, event in events if (metric := tape.metric_of(number, event))]
+    last, parts = events[-1][0], []
+    if metrics:
+        parts.append(framed("metrics", to_bytes(metrics), None if lines else last))
+    if lines:
+        parts.append(framed("lines", to_bytes(lines), last))
+    return Block(last, b"".join(parts) or f"id: {last}\n\n".encode())
+
+
+@dataclass(frozen=True)
+class Told:
+    """Something that is told again when it has changed."""
+
+    version: int
+    at: float
+    data: bytes
+    over: bool = False
+
+
+class Live:
+    """What the readers of all streams share. Used in the event loop only, but for what says otherwise."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.closing = asyncio.Event()
+        self.streams = 0
+        self._loop = asyncio.get_running_loop()
+        self._news: dict[str, asyncio.Event] = {}
+        self._blocks: OrderedDict[tuple[str, int], asyncio.Future[Block]] = OrderedDict()
+        self._kept = 0
+        self._details: dict[str, asyncio.Future[Told]] = {}
+        self._newest: dict[str, tuple[Told, Any]] = {}
+        self.overview = Overview(service)
+
+    # --- from the recording threads ---
+
+    def batch(self, batch: Batch) -> None:
+        """Called by a recorder after its commit. Encoded here only if somebody waits for just this."""
+        block = None
+        if batch.events and batch.run in self._news:
+            block = encoded(list(enumerate(batch.events, start=batch.first)))
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody reads any more
+            self._loop.call_soon_threadsafe(self._take, batch.run, batch.first - 1, block)
+
+    def changed(self, run: str) -> None:
+        """Something else than its events is new; from any thread."""
+        with contextlib.suppress(RuntimeError):  # as above
+            self._loop.call_soon_threadsafe(self._take, run, 0, None)
+
+    def _take(self, run: str, after: int, block: Block | None) -> None:
+        if block is not None and (run, after) not in self._blocks:
+            done: asyncio.Future[Block] = self._loop.create_future()
+            done.set_result(block)
+            self._keep((run, after), done)
+        news = self._news.pop(run, None)
+        if news is not None:
+            news.set()
+
+    def close_soon(self) -> None:
+        """From a signal's handler."""
+        self._loop.call_soon_threadsafe(self.close)
+
+    def close(self) -> None:
+        """Every stream ends."""
+        self.closing.set()
+        for news in self._news.values():
+            news.set()
+        self._news.clear()
+
+    # --- for the readers ---
+
+    def news(self, run: str) -> asyncio.Event:
+        """Is set when something comes; asked for before looking, so that nothing comes in between."""
+        if run not in self._news:
+            self._news[run] = asyncio.Event()
+        return self._news[run]
+
+    async def block(self, run: str, after: int) -> Block | None:
+        """What comes after an event; None if nothing does yet."""
+        found = self._blocks.get((run, after))
+        if found is None:
+            found = asyncio.ensure_future(run_in_threadpool(read_block, run, after))
+            self._keep((run, after), found)
+        block = await asyncio.shield(found)
+        if block.last == after:
+            self._forget((run, after), found)
+            return None
+        return block
+
+    def _keep(self, key: tuple[str, int], future: asyncio.Future[Block]) -> None:
+        self._blocks[key] = future
+        future.add_done_callback(lambda done: self._count(key, done))
+
+    def _count(self, key: tuple[str, int], done: asyncio.Future[Block]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            if self._blocks.get(key) is done:
+                del self._blocks[key]
+            return
+        if self._blocks.get(key) is not done:
+            return
+        self._kept += len(done.result().data)
+        while self._kept > MOST_KEPT and len(self._blocks) > 1:
+            first = next(iter(self._blocks))
+            self._forget(first, self._blocks[first])
+
+    def _forget(self, key: tuple[str, int], future: asyncio.Future[Block]) -> None:
+        if self._blocks.get(key) is future:
+            del self._blocks[key]
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self._kept -= len(future.result().data)
+
+    async def detail(self, run: str) -> Told:
+        """How the run is; looked up at most every DETAIL_S, for all readers."""
+        found = self._details.get(run)
+        if found is None or (found.done() and time.monotonic() - told_at(found) > DETAIL_S):
+            found = self._details[run] = asyncio.ensure_future(self._look(run))
+        return await asyncio.shield(found)
+
+    async def _look(self, run: str) -> Told:
+        detail, over = await run_in_threadpool(self.service.detail_and_over, run)
+        before, known = self._newest.get(run, (None, None))
+        same = steady(detail)
+        version = (before.version if before else 0) + (same != known)
+        told = Told(version, time.monotonic(), framed("run", to_bytes(detail)), over)
+        self._newest[run] = (told, same)
+        if len(self._newest) > 4 * MOST_STREAMS:
+            self._newest.clear()
+            self._details.clear()
+        return told
+
+
+def told_at(done: asyncio.Future[Told]) -> float:
+    return 0.0 if done.cancelled() or done.exception() else done.result().at
+
+
+def steady(detail: Any) -> Any:
+    """Without what changes by the mere passing of time."""
+    if not isinstance(detail, dict):
+        return detail
+    ranks = [{**rank, "heartbeat_age_s": None} for rank in detail.get("ranks", ())]
+    return {**detail, "ranks": ranks, "left_s": None}
+
+
+def read_block(run: str, after: int) -> Block:
+    events = tape.events(run, after=after, limit=MOST_EVENTS)
+    return encoded(events) if events else Block(after, b"")
+
+
+# --- One run -------------------------------------------------------------------------------------
+
+
+async def of_run(call: Call) -> Answer:
+    run = call.path["run"]
+    if await run_in_threadpool(listing.row, run) is None:
+        raise Refused(404, f"there is no run {run[:64]!r}")
+    after = start_after(call)
+    live = call.service.live
+    return streamed(call, lambda: follow_run(live, run, after))
+
+
+def start_after(call: Call) -> int:
+    """Where a reader goes on: the header of a browser that comes back goes before the address."""
+    header = call.headers.get("last-event-id", "")
+    if header.isascii() and header.isdigit() and len(header) < 16:
+        return int(header)
+    return int(call.query.get("after") or 0)
+
+
+def streamed(call: Call, events: Callable[[], AsyncIterator[bytes]]) -> Answer:
+    live = call.service.live
+    if live.streams >= MOST_STREAMS:
+        raise Refused(503, "too many streams are open", "close a page", {"Retry-After": "5"})
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return Answer(None, kind="text/event-stream", headers=headers, stream=counted(call, events()))
+
+
+async def counted(call: Call, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """As long as the reader may still look."""
+    live, checked = call.service.live, time.monotonic()
+    live.streams += 1
+    try:
+        yield b"retry: 1000\n\n"
+        async for data in events:
+            yield data
+            if time.monotonic() - checked > HEARTBEAT_S:
+                if not await run_in_threadpool(call.service.still_may, call):
+                    return
+                checked = time.monotonic()
+    finally:
+        live.streams -= 1
+
+
+async def follow_run(live: Live, run: str, after: int) -> AsyncIterator[bytes]:
+    """All that is known of a run after an event, and all that comes, to its end."""
+    version, told_at, heard = -1, 0.0, time.monotonic()
+    while not live.closing.is_set():
+        news = live.news(run)
+        detail = await live.detail(run)  # before the block: if it is over, nothing comes after the block
+        now = time.monotonic()
+        block = await live.block(run, after)
+        if detail.version != version or now - told_at > DETAIL_AGAIN_S:
+            version, told_at, heard = detail.version, now, now
+            yield detail.data
+        if block is not None:
+            after, heard = block.last, now
+            yield block.data
+            await asyncio.sleep(PAUSE_S)
+            continue
+        if detail.over:
+            yield END
+            return
+        if now - heard > HEARTBEAT_S:
+            heard = now
+            yield HEARTBEAT
+        await first_of(news.wait(), LOOK_S)
+        await asyncio.sleep(PAUSE_S)  # several things tend to happen at once
+
+
+async def first_of(waiting: Awaitable[Any], seconds: float) -> None:
+    with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+        await asyncio.wait_for(waiting, seconds)
+
+
+# --- All runs ------------------------------------------------------------------------------------
+
+
+class Overview:
+    """The rows of the newest runs, and the hosts; each change has a number."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.version = 0
+        self._rows: dict[str, tuple[int, dict[str, Any]]] = {}
+        self._hosts: tuple[int, list[dict[str, Any]]] = (0, [])
+        self._looked = 0.0
+        self._looking = asyncio.Lock()
+        self._sent: OrderedDict[int, tuple[int, bytes]] = OrderedDict()
+
+    async def look(self) -> None:
+        """At most every OVERVIEW_S, whoever asks."""
+        async with self._looking:
+            if time.monotonic() - self._looked < OVERVIEW_S:
+                return
+            rows, hosts = await run_in_threadpool(self.service.rows_and_hosts)
+            self._looked = time.monotonic()
+            changed = [row for row in rows if self._known(row) != untimed(row)]
+            if changed:
+                self.version += 1
+            self._rows = {
+                row["run"]: (self.version if row in changed else self._rows[row["run"]][0], row)
+                for row in rows
+            }
+            if hosts != self._hosts[1]:
+                self.version += 1
+                self._hosts = (self.version, hosts)
+
+    def _known(self, row: dict[str, Any]) -> Any:
+        found = self._rows.get(row["run"])
+        return untimed(found[1]) if found else None
+
+    def since(self, version: int) -> bytes:
+        """What has changed after it, encoded once for all who have seen as much; b"" for nothing."""
+        if version == self.version:
+            return b""
+        kept = self._sent.get(version)
+        if kept is not None and kept[0] == self.version:
+            return kept[1]
+        rows = [row for number, row in self._rows.values() if number > version]
+        parts = [framed("runs", to_bytes(rows))] if rows else []
+        if self._hosts[0] > version:
+            parts.append(framed("hosts", to_bytes(self._hosts[1])))
+        data = b"".join(parts)
+        self._sent[version] = (self.version, data)
+        while len(self._sent) > 64:
+            self._sent.popitem(last=False)
+        return data
+
+
+def untimed(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "left_s": None}
+
+
+async def of_all(call: Call) -> Answer:
+    """Whoever comes, also again, gets all rows first: there are few, and it was away."""
+    return streamed(call, lambda: follow_all(call.service.live))
+
+
+async def follow_all(live: Live) -> AsyncIterator[bytes]:
+    version, heard = -1, time.monotonic()
+    while not live.closing.is_set():
+        await live.overview.look()
+        data = live.overview.since(version)
+        version = live.overview.version
+        if data:
+            heard = time.monotonic()
+            yield data
+        elif time.monotonic() - heard > HEARTBEAT_S:
+            heard = time.monotonic()
+            yield HEARTBEAT
+        await first_of(live.closing.wait(), OVERVIEW_S)

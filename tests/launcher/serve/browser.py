@@ -1,0 +1,111 @@
+"""Debian's Chromium, driven by selenium: a real browser for the page and for reports."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launcher.ringctl import wait_for
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
+    "--disable-crash-reporter", "--disable-breakpad",
+)  # fmt: skip
+needs_chromium = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs Debian's chromium")
+
+
+class Browser:
+    """One window, and what tests ask of it."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+
+    def open(self, address: str) -> None:
+        self.driver.get(address)
+
+    def size(self, width: int, height: int, *, dark: bool = False, scale: float = 1) -> None:
+        """How large the window is, and what colours whoever looks at it likes."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 500}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        likes = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": likes})
+
+    def script(self, text: str, *given: Any) -> Any:
+        return self.driver.execute_script(text, *given)
+
+    def all(self, selector: str) -> list[Any]:
+        return list(self.driver.find_elements("css selector", selector))
+
+    def one(self, selector: str, seconds: float = 20.0) -> Any:
+        """The first that there is, waited for."""
+        found = wait_for(lambda: self.all(selector), f"{selector} on the page", seconds)
+        return found[0]
+
+    def text(self, selector: str = "body") -> str:
+        """What can be read there now; "" if there is nothing."""
+        read = "const it = document.querySelector(arguments[0]); return it ? it.innerText : ''"
+        return str(self.script(read, selector))
+
+    def wait(self, condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:
+        try:
+            return wait_for(condition, what, seconds)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; the page says:\n{self.text()[:2000]}") from None
+
+    def wait_for_text(self, words: str, selector: str = "main", seconds: float = 30.0) -> None:
+        self.wait(lambda: words in self.text(selector), f"{words!r} on the page", seconds)
+
+    def click(self, selector: str) -> None:
+        self.one(selector)
+        self.script("document.querySelector(arguments[0]).click()", selector)  # also what lies under a toast
+
+    def type(self, selector: str, text: str) -> None:
+        field = self.one(selector)
+        field.clear()
+        field.send_keys(text)
+
+    def complaints(self) -> list[str]:
+        """What its console has said since it was asked last: errors, and what a policy has kept out."""
+        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
+
+    def requests(self) -> list[str]:
+        """Whatever the document has asked for."""
+        return list(self.script("return performance.getEntriesByType('resource').map((one) => one.name)"))
+
+
+@contextlib.contextmanager
+def browsing(width: int = 1360, height: int = 900) -> Iterator[Browser]:
+    """A browser with a profile of its own, which is gone afterwards."""
+    from selenium import webdriver
+
+    folder = Path(tempfile.mkdtemp(prefix="chromium-", dir="/tmp"))  # a socket in it must have a short path
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM or ""
+    for flag in (*FLAGS, f"--user-data-dir={folder}/profile", f"--window-size={width},{height}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    service = webdriver.ChromeService(executable_path=DRIVER, env=environment(folder))
+    try:
+        driver = webdriver.Chrome(options=options, service=service)
+        try:
+            browser = Browser(driver)
+            browser.size(width, height)
+            yield browser
+        finally:
+            driver.quit()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Whatever it writes goes below its own folder."""
+    return {**os.environ, "TMPDIR": str(folder), "HOME": str(folder), "XDG_CONFIG_HOME": str(folder)}

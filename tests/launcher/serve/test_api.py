@@ -1,0 +1,141 @@
+"""The API against its own description, and what Prometheus gets."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from launcher.serve import prom, routes, schema
+from launcher.serve.shapes import SUBMISSION
+from tests.launcher.ringctl import wait_for
+from tests.launcher.serve.service import Service, serving
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+]
+
+
+def test_the_document_describes_every_route(at_the_door: Service) -> None:
+    told = at_the_door.client().get("/openapi.json")
+    assert told == json.loads(json.dumps(routes.document()))
+    described = {(method.upper(), path) for path, each in told["paths"].items() for method in each}
+    assert described == {
+        (route.method, route.path.replace("{file:path}", "{file}")) for route in routes.ROUTES
+    }
+
+
+# --- schemathesis --------------------------------------------------------------------------------
+
+# Streams do not end, and a preflight of each example would take all day.
+DOCUMENT = (
+    schemathesis.openapi.from_dict(routes.document())
+    .exclude(path_regex="stream$")
+    .exclude(path="/api/preflight", method="POST")
+)
+
+
+@DOCUMENT.parametrize()
+@settings(
+    max_examples=6,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+def test_whatever_is_asked_the_answer_is_as_described(case: schemathesis.Case, at_the_door: Service) -> None:
+    if isinstance(case.body, dict) and case.path == "/api/submit" and is_moment(case.body.get("at")):
+        case.body["at"] = 9e9  # it is not to start
+    headers = {"Authorization": f"Bearer {at_the_door.token}"}
+    response = case.call(base_url=at_the_door.url, headers=headers, allow_redirects=False)
+    if response.status_code not in (413, 429):  # as good an answer as any
+        case.validate_response(response, checks=CHECKS)
+
+
+def is_moment(value: object) -> bool:
+    return value is None or (type(value) in (int, float) and 0 <= value <= 1e11)  # type: ignore[operator]  # a number
+
+
+# --- The small part of JSON Schema ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ({}, ""),
+        ({"command": ["--epochs", "1"], "world": 2, "at": None}, ""),
+        ({"world": 2.0}, ""),
+        ({"world": True}, "world: expected integer or null"),
+        ({"world": 1.5}, "world: expected integer or null"),
+        ({"command": ["a", 1]}, "command[1]: expected string"),
+        ({"variables": {"1A": "x"}}, "variables.1A: does not look like"),
+        ({"variables": {"A": 1}}, "variables.A: expected string"),
+        ({"priority": 1001}, "priority: more than 1000"),
+        ({"nme": "x"}, "nme: there is no such key"),
+        ({"after": "x\n"}, "after: does not look like"),
+        ([], "the body: expected object"),
+    ],
+)
+def test_what_is_wrong_with_a_submission_is_said(value: Any, why: str) -> None:
+    assert schema.problem(SUBMISSION, value).startswith(why)
+    assert bool(schema.problem(SUBMISSION, value)) == bool(why)
+
+
+# --- Prometheus ----------------------------------------------------------------------------------
+
+LINE = re.compile(
+    r"(# (HELP|TYPE) [a-z_]+ .+)|"
+    r'([a-z_]+(\{([a-z_]+="([^"\\\n]|\\\\|\\n|\\")*",?)*\})? (NaN|[+-]Inf|-?[0-9.e+-]+))'
+)
+
+
+def test_labels_and_numbers_are_written_as_prometheus_reads_them() -> None:
+    samples = [({"name": 'a"b\\c\nd'}, 1), ({}, float("nan")), ({}, "text"), ({}, True), ({}, 10**400)]
+    lines = prom.family("x_total", "counter", "Words", samples)
+    assert lines[2:] == ['x_total{name="a\\"b\\\\c\\nd"} 1.0', "x_total NaN"]
+    assert all(LINE.fullmatch(line) for line in lines)
+    assert prom.family("x", "gauge", "Words", []) == []
+
+
+def test_prometheus_gets_runs_ranks_and_hosts(tmp_path: Path) -> None:
+    script = (
+        "import json, os, time\n"
+        "open(os.environ['RINGCTL_METRICS'], 'a').write(json.dumps("
+        "{'step': 7, 'samples_per_s': 5.5, 'bytes_sent': 100, 'loss': 'odd'}) + '\\n')\n"
+        "while not os.path.exists(os.environ['GO']): time.sleep(0.02)\n"
+    )
+    with serving() as service:
+        go = tmp_path / "go"
+        run = service.submit(sys.executable, "-c", script, world=2, prefork=False, variables={"GO": str(go)})
+
+        def scraped() -> str:
+            return service.raw("GET", "/metrics").body.decode()
+
+        label = f'run="{run}",name="",rank="1",host="here"'
+        wait_for(lambda: f"ringctl_rank_step{{{label}}} 7.0" in scraped(), "the rank's step")
+        text = scraped()
+        assert all(LINE.fullmatch(line) for line in text.splitlines())
+        assert 'ringctl_runs{state="running"} 1.0' in text
+        assert f"ringctl_rank_sent_bytes_total{{{label}}} 100.0" in text
+        assert f"ringctl_rank_samples_per_second{{{label}}} 5.5" in text
+        assert f"ringctl_rank_heartbeat_age_seconds{{{label}}}" in text
+        assert 'ringctl_host_free_slots{host="here"} 0.0' in text
+        go.touch()
+        service.wait_for_state(run, "succeeded")

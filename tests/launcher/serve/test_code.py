@@ -1,0 +1,126 @@
+"""Code that is handed in with a run: what may be in it, and where it cannot get to."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher import codestore, push
+from launcher.errors import InputError
+from tests.launcher.serve.service import Service
+
+
+def packed(*members: tuple[str, str, bytes | str]) -> io.BytesIO:
+    """A tar of (kind, name, content or target)."""
+    kinds = {
+        "file": tarfile.REGTYPE,
+        "link": tarfile.SYMTYPE,
+        "hard": tarfile.LNKTYPE,
+        "fifo": tarfile.FIFOTYPE,
+    }
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as tar:
+        for kind, name, what in members:
+            info = tarfile.TarInfo(name)
+            info.type = kinds[kind]
+            if isinstance(what, str):
+                info.linkname = what
+                tar.addfile(info)
+            else:
+                info.size = len(what)
+                tar.addfile(info, io.BytesIO(what))
+    out.seek(0)
+    return out
+
+
+def project(folder: Path) -> push.Snapshot:
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "a.py").write_text("print(1)")
+    (folder / "run.sh").write_text("#!/bin/sh\n")
+    (folder / "run.sh").chmod(0o755)
+    (folder / "link").symlink_to("deep/a.py")
+    return push.take(folder)
+
+
+def test_a_snapshot_arrives_as_it_was(tmp_path: Path, at_the_door: Service) -> None:
+    snapshot, file = project(tmp_path / "project"), io.BytesIO()
+    codestore.packed(snapshot, file)
+    there = at_the_door.client()
+    assert there.get(f"/api/code/{snapshot.digest}")["have"] is False
+    assert there.put(f"/api/code/{snapshot.digest}", file) == {"digest": snapshot.digest, "have": True}
+    assert there.get(f"/api/code/{snapshot.digest}")["have"] is True
+    assert codestore.snapshot(codestore.folder_of(snapshot.digest)).digest == snapshot.digest
+    copy = tmp_path / "copy"
+    codestore.copy(snapshot.digest, copy)
+    assert os.readlink(copy / "link") == "deep/a.py"
+    assert os.access(copy / "run.sh", os.X_OK)
+
+
+def test_other_files_than_the_digest_says_are_not_kept(tmp_path: Path, at_the_door: Service) -> None:
+    digest = project(tmp_path / "project").digest[::-1]
+    with pytest.raises(InputError, match="not those of this digest"):
+        at_the_door.client().put(f"/api/code/{digest}", packed(("file", "a.py", b"x")))
+    assert at_the_door.client().get(f"/api/code/{digest}")["have"] is False
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [("file", "../out", b"x")],
+        [("file", "/tmp/out", b"x")],
+        [("file", "a/../../out", b"x")],
+        [("file", "a//b", b"x")],
+        [("link", "out", "/etc/passwd")],
+        [("link", "out", "../../out")],
+        [("link", "a", "."), ("file", "a/b", b"x")],
+        [("file", "b", b"x"), ("link", "a", "b/../.."), ("file", "a/out", b"x")],
+        [("file", "a", b"x"), ("file", "a", b"y")],
+        [("file", "a", b"x"), ("hard", "b", "a")],
+        [("fifo", "a", "")],
+        [("link", "a", "b"), ("link", "b", "a")],
+    ],
+)
+def test_nothing_leaves_the_folder(members: list[tuple[str, str, bytes | str]], tmp_path: Path) -> None:
+    with pytest.raises(InputError):
+        codestore.receive("0" * 64, packed(*members))
+    assert list(codestore.store().iterdir()) == []
+    assert not list(tmp_path.rglob("out"))
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"no tar", b"\x1f\x8b broken", gzip.compress(b"x" * 2000), b"\0" * 512 + b"x" * 512]
+)
+def test_what_is_no_tar_is_refused(data: bytes) -> None:
+    with pytest.raises(InputError):
+        codestore.receive("0" * 64, io.BytesIO(data))
+    assert list(codestore.store().iterdir()) == []
+
+
+def header(name: str, size: int, kind: bytes) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size, info.type = size, kind
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        lambda: header("x", 8 << 30, tarfile.REGTYPE),
+        lambda: header("././@LongLink", 1 << 30, tarfile.GNUTYPE_LONGNAME),
+        lambda: header("pax", 1 << 30, tarfile.XHDTYPE),
+    ],
+)
+def test_a_tar_that_unpacks_to_gigabytes_is_refused(bomb: Callable[[], bytes]) -> None:
+    with pytest.raises(InputError):
+        codestore.receive("0" * 64, io.BytesIO(gzip.compress(bomb() + b"\0" * (1 << 20))))
+
+
+def test_a_run_whose_code_has_not_come_is_refused(at_the_door: Service) -> None:
+    answer = at_the_door.raw("POST", "/api/submit", b'{"command": ["x"], "code": "%s"}' % (b"a" * 64))
+    assert (answer.status, answer.json["error"]) == (409, "its code is not here")

@@ -1,0 +1,348 @@
+"""Who gets in, and what is refused at the door."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+
+import pytest
+
+from launcher.serve import limits
+from launcher.serve.routes import ROUTES
+from tests.launcher.ringctl import ringctl, wait_for
+from tests.launcher.serve.service import Answer, Service, serving
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND", "FOO")
+PLACES = sorted({route.path for route in ROUTES})
+DIGEST = "0" * 64
+
+
+def address(path: str) -> str:
+    """A path of the table with something in its places."""
+    return (
+        path.replace("{run}", "20260101-000000-abcd")
+        .replace("{digest}", DIGEST)
+        .replace("{file:path}", "index.html")
+    )
+
+
+def needed(route_path: str) -> str:
+    queries = {"/login": "?key=x", "/api/compare": "?runs=a"}
+    return address(route_path) + queries.get(route_path, "")
+
+
+def is_complaint(answer: Answer) -> bool:
+    return set(answer.json) == {"error", "fix"} and bool(answer.json["error"])
+
+
+# --- Tokens --------------------------------------------------------------------------------------
+
+GUARDED = [route for route in ROUTES if route.role is not None]
+
+
+@pytest.mark.parametrize("wrong", [None, "ringctl_wrong", "", "x" * 4000])
+def test_nothing_is_said_without_the_right_token(at_the_door: Service, wrong: str | None) -> None:
+    headers = {} if wrong is None else {"Authorization": f"Bearer {wrong}"}
+    for route in GUARDED[:: 1 if wrong is None else 6]:
+        answer = at_the_door.raw(route.method, needed(route.path), headers=headers, token=None)
+        assert (answer.status, is_complaint(answer)) == (401, True), route.path
+        assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_whoever_guesses_tokens_has_to_wait(at_the_door: Service) -> None:
+    def guess() -> int:
+        return at_the_door.raw("GET", "/api/runs", token="ringctl_guess").status
+
+    wait_for(lambda: guess() == 429, "the guesser to be refused")
+    assert at_the_door.raw("GET", "/api/runs", token="ringctl_guess").status == 429
+    assert at_the_door.raw("GET", "/api/runs").status == 200, "who has a known token does not wait"
+
+
+def test_a_token_may_do_what_its_role_allows(at_the_door: Service) -> None:
+    reader = ringctl("serve", "token", "add", "looker", "--read-only").stdout.strip()
+    writer = ringctl("serve", "token", "add", "worker").stdout.strip()
+    assert at_the_door.raw("GET", "/api/runs", token=reader).status == 200
+    refused = at_the_door.raw("POST", "/api/submit", b'{"command": ["--epochs", "1"]}', token=reader)
+    assert (refused.status, is_complaint(refused)) == (403, True)
+    assert at_the_door.raw("POST", "/api/submit", b'{"world": 99}', token=writer).status == 400
+    shown = json.loads(ringctl("serve", "token", "list", "--json").stdout)
+    assert [(each["name"], each["role"]) for each in shown] == [("looker", "read"), ("worker", "submit")]
+    assert reader not in json.dumps(shown)
+    ringctl("serve", "token", "remove", "looker")
+    wait_for(lambda: at_the_door.raw("GET", "/api/runs", token=reader).status in (401, 429), "its end")
+    ringctl("serve", "token", "remove", "worker")
+
+
+def test_tokens_are_kept_as_hashes(at_the_door: Service) -> None:
+    token = ringctl("serve", "token", "add", "hashed").stdout.strip()
+    kept = b"".join(path.read_bytes() for path in (at_the_door.folder / "ringctl").glob("history.db*"))
+    assert b"hashed" in kept
+    assert token.encode() not in kept
+    assert at_the_door.token.encode() not in kept
+    ringctl("serve", "token", "remove", "hashed")
+    assert (at_the_door.folder / "ringctl" / "serve.json").stat().st_mode & 0o777 == 0o600
+
+
+# --- The link ------------------------------------------------------------------------------------
+
+
+def sign_in(service: Service, *options: str) -> str:
+    """The cookie that a new link becomes."""
+    link = ringctl("serve", "link", *options).stdout.strip()
+    answer = service.raw("GET", link.removeprefix(service.url), token=None)
+    assert (answer.status, answer.headers["location"]) == (303, "/")
+    cookie = answer.headers["set-cookie"]
+    assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= {part.strip() for part in cookie.split(";")}
+    return cookie.partition(";")[0]
+
+
+def test_a_link_opens_the_page_once(at_the_door: Service) -> None:
+    link = ringctl("serve", "link").stdout.strip().removeprefix(at_the_door.url)
+    answer = at_the_door.raw("GET", link, token=None)
+    cookie = answer.headers["set-cookie"].partition(";")[0]
+    assert at_the_door.raw("GET", link, token=None).status == 401
+    assert at_the_door.raw("GET", "/", token=None).status == 401
+    assert at_the_door.raw("GET", "/", headers={"Cookie": cookie}, token=None).status == 200
+    assert at_the_door.raw("GET", "/api/runs", headers={"Cookie": cookie}, token=None).status == 200
+
+
+def test_a_cookie_changes_something_only_for_our_own_page(at_the_door: Service) -> None:
+    cookie = sign_in(at_the_door)
+
+    def submit(**headers: str) -> int:
+        sent = {"Cookie": cookie, **{name.replace("_", "-"): value for name, value in headers.items()}}
+        return at_the_door.raw("POST", "/api/submit", b'{"world": 99}', headers=sent, token=None).status
+
+    ours = at_the_door.url
+    assert submit(Origin=ours) == 400, "it is let in, and there are no 99 slots"
+    assert submit() == 403
+    for foreign in ("null", "http://evil.example", f"http://evil.example:{at_the_door.port}", "file://"):
+        assert submit(Origin=foreign) == 403, foreign
+    assert submit(Origin=ours, Sec_Fetch_Site="cross-site") == 403
+    assert submit(Origin=ours, Content_Type="text/plain") == 415
+
+
+def test_a_link_for_looking_only_looks(at_the_door: Service) -> None:
+    cookie = sign_in(at_the_door, "--read-only")
+    headers = {"Cookie": cookie, "Origin": at_the_door.url}
+    assert at_the_door.raw("GET", "/api/runs", headers=headers, token=None).status == 200
+    assert at_the_door.raw("POST", "/api/submit", b"{}", headers=headers, token=None).status == 403
+
+
+def test_a_session_is_for_this_browser_alone(at_the_door: Service) -> None:
+    name, _, secret = sign_in(at_the_door).partition("=")
+    for wrong in (f"{name}={secret[:-1]}", f"{name}=", f"other={secret}"):
+        assert at_the_door.raw("GET", "/api/runs", headers={"Cookie": wrong}, token=None).status in (401, 429)
+
+
+def test_a_session_survives_the_service() -> None:
+    with serving() as service:
+        cookie = sign_in(service)
+        service.kill()
+        service.start()
+        assert service.raw("GET", "/api/runs", headers={"Cookie": cookie}, token=None).status == 200
+
+
+# --- Names and pages -----------------------------------------------------------------------------
+
+
+def test_only_a_request_that_calls_us_by_our_name_is_answered(at_the_door: Service) -> None:
+    port = at_the_door.port
+    for ours in (f"127.0.0.1:{port}", f"localhost:{port}", f"LOCALHOST:{port}", f"[::1]:{port}"):
+        assert at_the_door.raw("GET", "/healthz", headers={"Host": ours}).status == 200, ours
+    for strange in (
+        "evil.example",
+        f"evil.example:{port}",
+        f"127.0.0.1.nip.io:{port}",
+        "127.0.0.1",
+        f"127.0.0.1:{port + 1}",
+        f"localhost.evil.example:{port}",
+        f"[::1%25eth0]:{port}",
+        f"[::ffff:127.0.0.1]:{port}",
+        f"user@127.0.0.1:{port}",
+        "",
+    ):
+        for place in ("/healthz", "/", "/api/runs", "/login?key=x"):
+            assert at_the_door.raw("GET", place, headers={"Host": strange}).status == 421, strange
+
+
+def test_no_other_site_is_allowed_to_read(at_the_door: Service) -> None:
+    for method in ("GET", "OPTIONS"):
+        answer = at_the_door.raw(method, "/api/runs", headers={"Origin": "http://evil.example"})
+        assert not [name for name in answer.headers if name.startswith("access-control-")]
+
+
+def test_every_answer_tells_the_browser_to_be_careful(at_the_door: Service) -> None:
+    for place in ("/", "/api/runs", "/healthz", "/nowhere", "/api/runs/none", "/login?key=x"):
+        headers = at_the_door.raw("GET", place).headers
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert "frame-ancestors 'none'" in headers["content-security-policy"]
+        assert "unsafe" not in headers["content-security-policy"]
+        assert "server" not in headers
+
+
+# --- Methods and paths ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_that_is_not_declared_is_refused(at_the_door: Service, method: str) -> None:
+    for path in PLACES:
+        declared = {route.method for route in ROUTES if route.path == path}
+        if method in declared:
+            continue
+        answer = at_the_door.raw(method, address(path))
+        assert (answer.status, set(answer.headers["allow"].split(", "))) == (405, declared), path
+        assert method == "HEAD" or is_complaint(answer)
+
+
+@pytest.mark.parametrize(
+    "up",
+    [
+        "..",
+        "../..",
+        "%2e%2e",
+        "%2e%2e%2f%2e%2e",
+        "..%2f..%2f..%2fetc%2fpasswd",
+        "....//",
+        "..%5c..",
+        "%00",
+        "%252e%252e%252f",
+        "/etc/passwd",
+        ".%2e/serve.json",
+    ],
+)
+def test_no_path_leads_out(at_the_door: Service, up: str) -> None:
+    for path in (path for path in PLACES if "{" in path):
+        there = re.sub(r"\{[^}]*\}", up, path)
+        answer = at_the_door.raw("GET", there)
+        assert answer.status in (400, 404, 405), there
+        assert b"root:" not in answer.body
+        assert b'"token"' not in answer.body
+
+
+# --- Sizes and times -----------------------------------------------------------------------------
+
+
+def test_a_body_of_100_mb_is_refused_before_it_has_come(at_the_door: Service) -> None:
+    for method, path in (("POST", "/api/submit"), ("PUT", f"/api/code/{DIGEST}")):
+        with socket.create_connection(("127.0.0.1", at_the_door.port), timeout=30) as end:
+            end.sendall(head(at_the_door, method, path, f"Content-Length: {100 << 20}"))
+            assert end.recv(100).startswith(b"HTTP/1.1 413 "), path
+
+
+def test_a_body_that_does_not_say_how_long_it_is_is_cut_off(at_the_door: Service) -> None:
+    with socket.create_connection(("127.0.0.1", at_the_door.port), timeout=30) as end:
+        end.sendall(head(at_the_door, "POST", "/api/submit", "Transfer-Encoding: chunked"))
+        piece = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
+        answer = b""
+        for _ in range(100 << 4):
+            try:
+                end.sendall(piece)
+            except (BrokenPipeError, ConnectionResetError):
+                break
+            end.setblocking(False)
+            try:
+                answer += end.recv(100)
+            except BlockingIOError:
+                continue
+            except ConnectionResetError:
+                break
+            finally:
+                end.setblocking(True)
+            break
+        else:
+            pytest.fail("100 MB were taken")
+        assert not answer or answer.startswith(b"HTTP/1.1 413 ")
+
+
+def head(service: Service, method: str, path: str, *more: str) -> bytes:
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        f"Host: 127.0.0.1:{service.port}",
+        f"Authorization: Bearer {service.token}",
+        "Content-Type: application/json",
+        *more,
+    ]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def test_a_head_that_is_too_long_is_refused(at_the_door: Service) -> None:
+    with socket.create_connection(("127.0.0.1", at_the_door.port), timeout=30) as end:
+        try:
+            end.sendall(b"GET /healthz HTTP/1.1\r\nX-Long: " + b"x" * (4 << 20))
+            answer = end.recv(100)
+        except (BrokenPipeError, ConnectionResetError):
+            answer = b""
+        assert not answer or answer.startswith(b"HTTP/1.1 400 ")
+
+
+def test_clients_that_never_finish_do_not_keep_others_out(at_the_door: Service) -> None:
+    ends = []
+    try:
+        for _ in range(limits.MOST_CONNECTIONS + 40):
+            end = socket.create_connection(("127.0.0.1", at_the_door.port), timeout=30)
+            end.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127")
+            ends.append(end)
+        assert at_the_door.raw("GET", "/healthz").status == 200
+        began = time.monotonic()
+        ends[-1].settimeout(limits.HEAD_S + 10)
+        assert ends[-1].recv(1) == b"", "it is cut off in the end"
+        assert time.monotonic() - began < limits.HEAD_S + 5
+    except ConnectionResetError:
+        pass  # cut off, too
+    finally:
+        for end in ends:
+            end.close()
+
+
+def test_a_body_that_trickles_is_given_up(at_the_door: Service) -> None:
+    """Only that others are served meanwhile: the time is too long to wait for here."""
+    with socket.create_connection(("127.0.0.1", at_the_door.port), timeout=30) as end:
+        end.sendall(head(at_the_door, "POST", "/api/submit", "Content-Length: 1000") + b"{")
+        assert at_the_door.raw("GET", "/healthz").status == 200
+
+
+def test_a_client_may_ask_much_at_once_and_then_some_a_second() -> None:
+    now = [0.0]
+    bucket = limits.Bucket(burst=3, rate=2, clock=lambda: now[0])
+    assert [bucket.take() for _ in range(4)] == [True, True, True, False]
+    now[0] = 1.0
+    assert [bucket.take() for _ in range(3)] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"command": "x"}',
+        b'{"unknown": 1}',
+        b'{"world": 0}',
+        b'{"world": NaN}',
+        b'{"world": 1e400}',
+        b'{"command": ["\\u0000"]}',
+        b'{"variables": {"A=B": "x"}}',
+        b'{"secrets": {"A": "x\\ny"}}',
+        b'{"include": "../x"}',
+        b'{"after": "none"}',
+        b'{"name": "-x"}',
+        b'{"world": 1, "command": ["--no-such-option"]}',
+        b"[" * 100_000,
+        b"\xff\xfe",
+    ],
+)
+def test_a_submission_that_makes_no_sense_is_refused_with_a_reason(at_the_door: Service, body: bytes) -> None:
+    answer = at_the_door.raw("POST", "/api/submit", body)
+    assert (answer.status, is_complaint(answer)) == (400, True)
+    assert at_the_door.client().get("/api/queue")["queue"] == []
+
+
+def test_an_unknown_or_doubled_parameter_is_refused(at_the_door: Service) -> None:
+    for query in ("?nonsense=1", "?limit=1&limit=2", "?limit=0", "?limit=x", "?state=odd", "?limit=1e3"):
+        assert at_the_door.raw("GET", f"/api/runs{query}").status == 400, query

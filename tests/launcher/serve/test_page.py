@@ -1,0 +1,260 @@
+"""The page in a real browser, in front of a real service with real runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.serve.browser import Browser, browsing, needs_chromium
+from tests.launcher.serve.service import Service, serving
+
+pytestmark = needs_chromium
+
+SCREENS = ("runs", "queue", "hosts", "compare", "submit")
+TABS = ("overview", "log", "ranks", "preflight", "plan", "checkpoints", "attempts")
+HOSTILE = "<img src=x onerror='window.hit=1'><script>window.hit=1</script>"
+
+# Goes on until somebody ends it, the first time; the second time it comes to an end.
+TRAINS = f"""
+import json, os, time
+rank, attempt = int(os.environ["RANK"]), int(os.environ["RINGCTL_ATTEMPT"])
+print(\"\"\"{HOSTILE}\"\"\", flush=True)
+for _ in range(37):
+    print("the same again", flush=True)
+steps = 100000 if attempt == 1 else 60
+for step in range(1, steps + 1):
+    told = {{"step": step, "steps": steps, "loss": 2 / step, "accuracy": 1 - 1 / step}}
+    with open(os.environ["RINGCTL_METRICS"], "a") as file:
+        print(json.dumps({{**told, "step_ms": 20.0 + 20 * rank, "comm_ms": 5.0}}), file=file)
+    time.sleep(0.02)
+print("\\x1b[32mdone\\x1b[0m", rank, flush=True)
+print("this was", rank, flush=True)
+"""
+UNNAMED = """
+const named = (one) => one.ariaLabel || one.innerText?.trim() || one.labels?.length || one.title;
+return [...document.querySelectorAll("button, a[href], input, select, textarea")]
+  .filter((one) => one.checkVisibility() && !named(one)).map((one) => one.outerHTML.slice(0, 200))
+"""
+
+
+class Scene:
+    """A service, a browser that is signed in there, and a script to train with."""
+
+    def __init__(self, service: Service, browser: Browser) -> None:
+        self.service, self.browser = service, browser
+        self.script = service.folder / "train.py"
+        self.script.write_text(TRAINS)
+        self.finished = ""  # a run that has ended
+
+    def go(self, place: str) -> None:
+        """By way of an empty screen, so that nothing is taken for the new one that was there before."""
+        for each in ("nowhere", place):
+            self.browser.open(f"{self.service.url}/#/{each}")
+            if each == "nowhere":
+                self.browser.wait_for_text("There is nothing here")
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """One of each for all tests here, which build on each other: a browser is heavy."""
+    folder = tmp_path_factory.mktemp("page")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RINGCTL_HOME", str(folder / "ringctl"))
+        patch.setenv("RINGCTL_SLOTS", str(folder / "slots"))
+        patch.delenv("RINGCTL_HOSTS", raising=False)
+        with serving(slots=2) as service, browsing() as browser:
+            browser.open(service.link)
+            yield Scene(service, browser)
+
+
+@pytest.fixture
+def scene(opened: Scene, clean: None, monkeypatch: pytest.MonkeyPatch) -> Scene:  # noqa: ARG001
+    monkeypatch.setenv("RINGCTL_HOME", str(Path(opened.service.folder) / "ringctl"))
+    monkeypatch.setenv("RINGCTL_SLOTS", str(Path(opened.service.folder) / "slots"))
+    return opened
+
+
+@pytest.fixture
+def finished(scene: Scene) -> str:
+    """A run of the tests before, or one that is quickly made."""
+    if not scene.finished:
+        run = scene.service.submit(
+            sys.executable, str(scene.script), variables={"RINGCTL_ATTEMPT": "2"}, world=2
+        )
+        scene.service.wait_for_state(run, "succeeded", "failed")
+        scene.finished = run
+    return scene.finished
+
+
+def share(browser: Browser) -> float:
+    """How far the progress bar is."""
+    return float(browser.script("return document.querySelector('[role=progressbar]')?.ariaValueNow ?? 0"))
+
+
+def curve(browser: Browser) -> str:
+    return str(
+        browser.script("return document.querySelector('svg.curves path.line')?.getAttribute('d') ?? ''")
+    )
+
+
+# --- One run, from the page ----------------------------------------------------------------------
+
+
+def test_where_there_are_no_runs_the_page_says_how_to_make_one(scene: Scene) -> None:
+    scene.browser.wait_for_text("No runs yet")
+    scene.browser.wait_for_text("ringctl submit --world 2")
+    assert scene.browser.complaints() == []
+
+
+def test_a_run_from_the_form_to_its_report(scene: Scene) -> None:
+    service, browser = scene.service, scene.browser
+    scene.go("submit")
+    browser.type("[name=command]", f"{sys.executable} '{scene.script}'")
+    browser.type("[name=world]", "2")
+    browser.type("[name=name]", "from-the-page")
+    browser.click("#send")
+
+    browser.wait_for_text("Running", ".runhead")
+    browser.wait(lambda: curve(browser).count("L") > 3, "a curve")
+    before = curve(browser)
+    browser.wait(lambda: curve(browser) != before, "a curve that moves")
+    browser.wait_for_text("Rank 1 on here computes", ".timebars")
+    assert len(browser.all("svg.ring .knot.go")) == 2
+
+    [row] = service.client().get("/api/runs")["runs"]
+    os.kill(service.row(row["run"])["ranks"][1]["pid"], signal.SIGKILL)
+    browser.wait_for_text("rank 1", "#cause", seconds=5)
+    browser.wait_for_text("Failed", ".runhead")
+    assert "killed" in browser.text("#cause").lower()
+    assert browser.all("svg.ring .knot.bad")
+
+    browser.click("#restart")
+    browser.click("dialog [value=yes]")
+    browser.wait_for_text("attempt 2", ".runhead")
+    browser.wait_for_text("Succeeded", ".runhead")
+    assert share(browser) == 100
+    browser.wait_for_text("attempt 2", ".chart")
+
+    scene.finished = row["run"]
+    browser.open(browser.one("#report").get_attribute("href"))
+    browser.wait(lambda: curve(browser), "a curve in the report")
+    assert "from-the-page" in browser.text("h1")
+    assert browser.complaints() == []
+
+
+# --- The log -------------------------------------------------------------------------------------
+
+
+def said(browser: Browser) -> list[str]:
+    return list(
+        browser.script(
+            "return [...document.querySelectorAll('.logline .said')].map((one) => one.textContent)"
+        )
+    )
+
+
+def test_lines_are_shown_as_they_are_and_never_obeyed(scene: Scene, finished: str) -> None:
+    browser = scene.browser
+    scene.go(f"runs/{finished}?tab=log")
+    browser.wait(lambda: HOSTILE in said(browser), "the line")
+    assert browser.script("return window.hit") is None
+    assert any(text.startswith("done ") for text in said(browser)), "without what a terminal obeys"
+
+
+def test_what_is_said_again_and_again_is_folded_and_can_be_unfolded(scene: Scene, finished: str) -> None:
+    browser = scene.browser
+    scene.go(f"runs/{finished}?tab=log&rank=0")
+    browser.wait(lambda: "(x 37)" in browser.text(".loglines"), "folded lines")
+    browser.click(".logtools input[type=checkbox]:not([role])")
+    browser.wait(lambda: said(browser).count("the same again") > 5, "each of them")
+
+
+def test_a_line_is_found_and_has_an_address_of_its_own(scene: Scene, finished: str) -> None:
+    browser = scene.browser
+    scene.go(f"runs/{finished}?tab=log")
+    browser.type(".log [data-search]", "this was 1")
+    browser.wait(lambda: len(said(browser)) == 1, "only what is searched for")
+    browser.click(".logline")
+    browser.wait_for_text("this was 1", ".logdetail")
+    line = browser.script("return new URLSearchParams(location.hash.split('?')[1]).get('line')")
+    scene.go(f"runs/{finished}?tab=log&line={line}")
+    browser.wait_for_text("this was 1", ".logdetail")
+    browser.wait(lambda: len(said(browser)) > 1, "the lines around it")
+
+
+# --- Everywhere ----------------------------------------------------------------------------------
+
+
+def test_the_keyboard_leads_through_the_page(scene: Scene, finished: str) -> None:
+    browser = scene.browser
+    scene.go("hosts")
+    browser.wait_for_text("slots")
+
+    def press(keys: str) -> None:
+        browser.driver.switch_to.active_element.send_keys(keys)
+
+    press("gr")
+    browser.wait(lambda: browser.all("tr[data-item]"), "the runs")
+    press("j")
+    browser.wait(
+        lambda: browser.script("return document.activeElement.closest('[data-item]') !== null"), "a row"
+    )
+    press("\ue007")  # Enter
+    browser.wait_for_text(finished, ".runhead")
+    press("2")
+    browser.one("#tab-log[aria-selected=true]")
+    press("/")
+    assert browser.script("return document.activeElement.matches('[data-search]')")
+    press("\ue00c")  # Escape
+    press("?")
+    browser.one("dialog.keys[open]")
+    press("\ue00c")
+    browser.wait(lambda: not browser.all("dialog"), "the list of keys to close")
+
+
+@pytest.mark.parametrize("screen", [*SCREENS, *TABS])
+def test_every_screen_fits_a_phone_has_names_for_all_and_no_complaint(
+    scene: Scene, finished: str, screen: str
+) -> None:
+    browser = scene.browser
+    browser.size(390, 844, dark=True)
+    place = {"compare": f"compare?runs={finished}"}.get(screen, screen)
+    scene.go(place if screen in SCREENS else f"runs/{finished}?tab={screen}")
+    browser.wait(lambda: not browser.all("main .skeleton") and browser.all("main h1"), "the screen")
+    assert browser.script("return document.documentElement.scrollWidth - innerWidth") <= 0
+    assert browser.script(UNNAMED) == []
+    assert len(browser.all("main h1")) == 1
+    assert browser.complaints() == []
+    browser.size(1360, 900)
+
+
+def test_a_page_whose_service_is_killed_says_so_and_goes_on_where_it_was(
+    opened: Scene, tmp_path: Path
+) -> None:
+    browser, script = opened.browser, tmp_path / "train.py"
+    script.write_text(TRAINS)
+    with serving(slots=2) as service:
+        browser.open(service.link)
+        run = service.submit(sys.executable, str(script), world=2, name="goes-on")
+        browser.open(f"{service.url}/#/runs/{run}")
+        browser.wait(lambda: curve(browser).count("L") > 3, "a curve")
+        service.kill()
+        browser.wait_for_text("Reconnecting", "#connection")
+        service.start()
+        browser.wait_for_text("Live", "#connection")
+        before = curve(browser)
+        browser.wait(lambda: curve(browser) != before, "a curve that moves again")
+        browser.click("#stop")
+        browser.click("dialog [value=yes]")
+        browser.wait_for_text("Stopped", ".runhead")
+
+
+def test_whoever_has_no_key_sees_nothing(scene: Scene) -> None:
+    scene.browser.driver.delete_all_cookies()
+    scene.browser.open(scene.service.url)
+    scene.browser.wait_for_text("not signed in", "body")

@@ -1,0 +1,216 @@
+"""Runs that are handed in: who starts when, why others wait, and what a killed service has lost (nothing)."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.errors import InputError, RingctlError
+from tests.launcher.ringctl import detach, ringctl, wait_for
+from tests.launcher.serve.service import Service, serving
+
+HELD = """
+import os, time
+while not os.path.exists(os.environ["GO"]):
+    time.sleep(0.02)
+print("done", os.environ["RANK"])
+"""
+COUNTS = """
+import json, os, time
+for i in range(int(os.environ["LINES"])):
+    print(f"line {i} of {os.environ['RANK']}", flush=True)
+    with open(os.environ["RINGCTL_METRICS"], "a") as file:
+        print(json.dumps({"step": i, "loss": 1 / (i + 1)}), file=file, flush=True)
+    time.sleep(0.02)
+"""
+
+
+def held(service: Service, go: Path, **more: Any) -> str:
+    """A run that goes on until there is a file."""
+    return service.submit(
+        sys.executable, "-c", HELD, variables={"GO": str(go)}, prefork=False, **{"world": 2, **more}
+    )
+
+
+# --- One run -------------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_handed_in_runs_is_recorded_and_ends(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "mine.py").write_text(
+        "import helper, os\nprint('rank', os.environ['RANK'], helper.WORD, os.environ['KEY'])"
+    )
+    (project / "helper.py").write_text("WORD = 'from the snapshot'")
+    (tmp_path / "secret.env").write_text("KEY=not-to-be-seen\n")
+    (tmp_path / "secret.env").chmod(0o600)
+    with serving() as service:
+        options = ("--world", "2", "--env-file", str(tmp_path / "secret.env"), "--follow")
+        done = ringctl("submit", *options, "--", "python", "mine.py", cwd=project)
+        assert sorted(done.stdout.splitlines()) == [
+            f"[{rank} here] rank {rank} from the snapshot ***" for rank in (0, 1)
+        ]
+        run = service.client().find(None)["run"]
+        assert service.row(run)["state"] == "succeeded"
+        said = service.client().get(f"/api/runs/{run}/submission")
+        assert (said["command"], said["secrets"]) == (["python", "mine.py"], {"KEY": ""})
+        kept = Path(os.environ["RINGCTL_HOME"]) / "serve" / "runs" / run
+        wait_for(lambda: not (kept / "secrets.env").exists(), "the secrets to be removed")
+        everything = b"".join(path.read_bytes() for path in kept.rglob("*") if path.is_file())
+        assert b"not-to-be-seen" not in everything
+
+
+def test_a_run_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with serving() as service:
+        done = ringctl(
+            "submit", "--world", "1", "--wait", "--json", "--", "no-such-program", cwd=tmp_path, code=1
+        )
+        row = json.loads(done.stdout)
+        assert row["state"] == "failed"
+        assert "no-such-program: no such command" in row["error"]
+        with pytest.raises(InputError, match="more than the 2 slots"):
+            service.submit("--epochs", "1", world=3)
+
+
+# --- The order -----------------------------------------------------------------------------------
+
+
+def test_three_runs_start_in_the_right_order_and_the_third_says_why_it_waits(tmp_path: Path) -> None:
+    with serving(slots=4) as service:
+        first = held(service, tmp_path / "go1", world=3)
+        second = held(service, tmp_path / "go2", world=3)
+        third = held(service, tmp_path / "go3", world=3, priority=5)
+        service.wait_for_state(first, "running")
+        wait_for(lambda: service.row(second)["waiting"], "a reason")
+        assert service.row(third)["waiting"] == "waiting for 2 slots on here"
+        assert [row["run"] for row in service.client().get("/api/queue")["queue"]] == [third, second]
+        (tmp_path / "go1").touch()
+        service.wait_for_state(first, "succeeded")
+        service.wait_for_state(third, "running")
+        assert service.row(second)["state"] == "queued"
+        (tmp_path / "go3").touch()
+        service.wait_for_state(second, "running")
+        assert service.row(third)["state"] == "succeeded"
+        (tmp_path / "go2").touch()
+        service.wait_for_state(second, "succeeded")
+
+
+def test_a_run_waits_for_another_and_for_its_time_and_can_be_cancelled(tmp_path: Path) -> None:
+    with serving() as service:
+        first = held(service, tmp_path / "go", world=1)
+        after = held(service, tmp_path / "go", world=1, after=first)
+        later = held(service, tmp_path / "go", world=1, at=time.time() + 3600)
+        wait_for(lambda: service.row(after)["waiting"].startswith(f"waiting for run {first}"), "the reason")
+        wait_for(lambda: service.row(later)["waiting"].startswith("waiting until "), "the other reason")
+        assert "cancelled" in ringctl("cancel", later).stdout
+        assert service.row(later)["state"] == "cancelled"
+        with pytest.raises(RingctlError, match="is not waiting"):
+            service.client().post(f"/api/runs/{later}/cancel")
+        (tmp_path / "go").touch()
+        assert service.wait_for_state(after, "succeeded")["started"] > service.row(first)["ended"]
+
+
+def test_slots_of_a_plain_launch_are_not_given_away(tmp_path: Path) -> None:
+    with serving() as service:
+        script = tmp_path / "held.py"
+        script.write_text(HELD)
+        options = ("--env", f"GO={tmp_path / 'go'}", "--no-prefork")
+        run = detach([sys.executable, str(script)], world=1, options=options)
+        wait_for(lambda: service.client().get("/api/hosts")["hosts"][0]["free"] == 1, "the host's word")
+        waiting = held(service, tmp_path / "go", world=2)
+        wait_for(lambda: "waiting for 1 slot on here" in service.row(waiting)["waiting"], "the reason")
+        (tmp_path / "go").touch()
+        service.wait_for_state(waiting, "succeeded")
+        assert service.row(run)["state"] == "succeeded", "it is recorded as well"
+        assert service.lines(run) == ["done 0"]
+
+
+# --- Ending --------------------------------------------------------------------------------------
+
+
+def test_a_run_is_stopped_and_started_again_by_the_command_line(tmp_path: Path) -> None:
+    with serving() as service:
+        run = held(service, tmp_path / "go", world=2)
+        service.wait_for_state(run, "running")
+        by = ("--server", service.url)
+        ringctl(*by, "stop", run)
+        assert service.wait_for_state(run, "stopped")["actions"] == ["restart"]
+        ringctl(*by, "restart", run)
+        assert service.wait_for_state(run, "running")["attempt"] == 2
+        (tmp_path / "go").touch()
+        service.wait_for_state(run, "succeeded")
+        assert sorted(ringctl(*by, "logs", run).stdout.splitlines()) == ["[0 here] done 0", "[1 here] done 1"]
+        assert [row["run"] for row in json.loads(ringctl(*by, "ps", "--json").stdout)] == [run]
+        assert json.loads(ringctl(*by, "status", "--json").stdout)["attempt"] == 2
+        assert "works on the hosts" in ringctl(*by, "preflight", code=2).stderr
+
+
+def test_others_may_not_stop_what_is_not_theirs(tmp_path: Path) -> None:
+    with serving() as service:
+        run = held(service, tmp_path / "go", world=1)
+        token = ringctl("serve", "token", "add", "bob").stdout.strip()
+        assert service.raw("POST", f"/api/runs/{run}/stop", b"{}", token=token).status == 403
+        answer = service.raw("POST", "/api/submit", json.dumps({"command": ["x"]}).encode(), token=token)
+        assert (answer.status, answer.json["user"]) == (201, "bob")
+        assert service.raw("POST", f"/api/runs/{answer.json['run']}/stop", b"{}", token=token).status in (
+            200,
+            409,
+        )
+        (tmp_path / "go").touch()
+        service.wait_for_state(run, "succeeded")
+
+
+# --- Killed --------------------------------------------------------------------------------------
+
+
+def test_a_service_that_is_killed_again_and_again_loses_no_run_no_line_and_no_metric() -> None:
+    chance, lines = random.Random(7), 150
+    with serving(slots=4) as service:
+        variables = {"LINES": str(lines)}
+        command = (sys.executable, "-u", "-c", COUNTS)
+        runs = []
+        for number in range(5):
+            runs.append(service.submit(*command, world=2, variables=variables, prefork=False))
+            time.sleep(chance.uniform(0.0, 0.8))
+            service.kill()
+            service.start()
+            assert len(service.client().get("/api/runs")["runs"]) == number + 1
+        for run in runs:
+            service.wait_for_state(run, "succeeded", seconds=90)
+            wait_for(lambda run=run: len(service.lines(run)) >= 2 * lines, "all lines")  # type: ignore[misc]  # bound
+            wanted = sorted(f"line {i} of {rank}" for rank in (0, 1) for i in range(lines))
+            assert sorted(service.lines(run)) == wanted
+            series = service.client().get(f"/api/runs/{run}/metrics", points=5000)["series"]
+            assert {each["rank"]: each["step"] for each in series} == {0: [*range(lines)], 1: [*range(lines)]}
+
+
+def test_a_launch_that_is_killed_is_begun_again(tmp_path: Path) -> None:
+    with serving() as service:
+        run = held(service, tmp_path / "go", world=1)
+        lock = Path(os.environ["RINGCTL_HOME"]) / "serve" / "runs" / run / "inventory.json"
+        wait_for(lock.exists, "the launch")
+        for pid in launches(run):
+            os.kill(pid, signal.SIGKILL)
+        (tmp_path / "go").touch()
+        service.wait_for_state(run, "succeeded")
+        wait_for(lambda: service.lines(run) == ["done 0"], "its line, once")
+
+
+def launches(run: str) -> list[int]:
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"start-queued" in words and run.encode() in words:
+            found.append(int(pid))
+    return found

@@ -1,0 +1,150 @@
+"""`ringctl serve` itself: where it listens, that there is one of it, how it is installed; and `--server`."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import ssl
+import subprocess
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from launcher import client
+from launcher.cli_serve import parse_at
+from launcher.errors import HostError, InputError
+from launcher.serve.origin import names_of
+from launcher.serveinstall import quoted
+from tests.launcher.ringctl import RINGCTL, ringctl
+from tests.launcher.serve.service import serving
+
+
+def test_it_listens_to_others_only_with_tls_or_behind_a_proxy() -> None:
+    for address in ("0.0.0.0", "::", "192.0.2.1"):
+        done = ringctl("serve", "--bind", address, "--port", "0", code=2)
+        assert "--tls-cert" in done.stderr
+        assert "--behind-proxy" in done.stderr
+    assert "go together" in ringctl("serve", "--tls-cert", "x", code=2).stderr
+    assert "--behind-proxy" in ringctl("serve", "--behind-proxy", "runs.lab.org", code=2).stderr
+
+
+def test_there_is_one_service_a_user() -> None:
+    with serving() as service:
+        done = ringctl("serve", "--port", "0", code=2)
+        assert f"runs already at {service.url}" in done.stderr
+    assert client.own() is None, "one that has ended is not looked for"
+    assert "there is no service" in ringctl("queue", code=2).stderr
+
+
+def test_a_port_that_is_taken_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = ringctl("serve", "--port", str(taken.getsockname()[1]), code=2)
+        assert "cannot listen at 127.0.0.1" in done.stderr
+
+
+def test_it_works_on_ipv6() -> None:
+    with serving("--bind", "::1") as service:
+        assert service.url == f"http://[::1]:{service.port}"
+        assert service.client().get("/healthz")["ok"] is True
+        assert json.loads(ringctl("--server", service.url, "ps", "--json").stdout) == []
+
+
+def test_it_works_with_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    monkeypatch.setenv("RINGCTL_CA", str(cert))
+    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    about = ["-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    subprocess.run([*make, *about, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    options = ("--bind", "0.0.0.0", "--name", "localhost", "--tls-cert", str(cert), "--tls-key", str(key))
+    with serving(*options) as service:
+        assert service.url == f"https://localhost:{service.port}"
+        trust = ssl.create_default_context(cafile=str(cert))
+        with urllib.request.urlopen(f"{service.url}/healthz", context=trust) as answer:
+            assert answer.status == 200
+        with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
+            urllib.request.urlopen(f"{service.url}/healthz", context=ssl.create_default_context())
+        assert ringctl("--server", service.url, "ps", "--json").stdout == "[]\n"
+
+
+def test_a_token_never_travels_in_the_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGCTL_TOKEN", "x")
+    assert "in the clear" in ringctl("--server", "http://lab.example:8411", "ps", code=2).stderr
+    assert "write a URL" in ringctl("--server", "lab.example", "ps", code=2).stderr
+
+
+def test_a_token_file_that_others_may_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "token"
+    monkeypatch.setenv("RINGCTL_TOKEN_FILE", str(path))
+    assert "no token" in ringctl("--server", "http://127.0.0.1:1", "ps", code=2).stderr
+    path.write_text("x")
+    path.chmod(0o644)
+    assert "chmod 600" in ringctl("--server", "http://127.0.0.1:1", "ps", code=2).stderr
+    path.chmod(0o600)
+    assert "does not answer" in ringctl("--server", "http://127.0.0.1:1", "ps", code=4).stderr
+
+
+def test_what_answers_but_is_no_service_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        other.settimeout(10)
+        there = client.Client(f"http://127.0.0.1:{other.getsockname()[1]}", "x")
+        there_thread = subprocess.Popen(
+            [*RINGCTL, "--server", there.url, "ps"],
+            env={**os.environ, "RINGCTL_TOKEN": "x"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        end, _ = other.accept()
+        end.recv(10000)
+        end.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
+        end.close()
+        assert "no ringctl service" in there_thread.communicate(timeout=30)[1]
+        assert there_thread.returncode == HostError.exit_code
+
+
+def test_the_page_of_a_run_opens_or_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with serving() as service:
+        run = service.submit("x", at=9e9)
+        shown = ringctl("--server", service.url, "logs", run, "--web").stdout.strip()
+        assert shown == f"{service.url}/#/runs/{run}?tab=log"
+        shown = ringctl("--server", service.url, "status", run, "--web").stdout.strip()
+        assert shown == f"{service.url}/#/runs/{run}"
+
+
+def test_a_unit_is_printed_where_there_is_no_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    done = ringctl("serve", "--install", "--port", "8500")
+    assert 'ExecStart="' in done.stdout
+    assert '"serve" "--port" "8500"' in done.stdout
+    assert "KillMode=process" in done.stdout, "launches are not ended with it"
+    assert "ringctl-serve.service" in done.stderr
+
+
+def test_systemd_reads_words_as_they_were_meant() -> None:
+    assert quoted('a "b" \\ $HOME 100%') == '"a \\"b\\" \\\\ $$HOME 100%%"'
+
+
+def test_a_time_to_start_at_is_understood() -> None:
+    now = 1_800_000_000.0
+    assert parse_at("90s", now) == now + 90
+    assert parse_at("2h", now) == now + 7200
+    for text in ("00:00", "12:34", "23:59"):
+        assert now < parse_at(text, now) <= now + 86400
+    for wrong in ("25:00", "soon", "", "1x"):
+        with pytest.raises(InputError, match="not a time"):
+            parse_at(wrong, now)
+
+
+def test_a_proxy_is_a_name_of_ours_too() -> None:
+    names = names_of("http", "127.0.0.1", 8411, (), "https://Runs.Lab.org")
+    assert names.knows_host("runs.lab.org")
+    assert names.knows_host("runs.lab.org:443")
+    assert names.knows_host("127.0.0.1:8411")
+    assert names.knows_origin("https://runs.lab.org")
+    assert not names.knows_origin("http://runs.lab.org")
+    assert not names.knows_origin("https://runs.lab.org.evil.example")

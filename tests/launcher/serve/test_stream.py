@@ -1,0 +1,207 @@
+"""What comes by itself: all of it, in order, for readers that are quick, slow, late or cut off."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from launcher.client import Client, events
+from launcher.errors import HostError
+from launcher.model import Event
+from launcher.serve import call, stream
+from tests.launcher.ringctl import wait_for
+from tests.launcher.serve.service import Service, serving
+
+TALKS = """
+import json, os, sys, time
+rank = os.environ["RANK"]
+for i in range(300):
+    print(f"{rank}:{i}", flush=True)
+    if i % 10 == 0:
+        with open(os.environ["RINGCTL_METRICS"], "a") as file:
+            print(json.dumps({"step": i, "loss": 1.0}), file=file, flush=True)
+    time.sleep(0.005)
+"""
+
+
+class Reader:
+    """Somebody who reads a stream to its end."""
+
+    def __init__(self, there: Client, run: str, after: int = 0) -> None:
+        self.lines: list[str] = []
+        self.ids: list[int] = []
+        self.metrics: dict[int, Any] = {}
+        self.states: list[str] = []
+        self.ended = False
+        self.last = after
+        self._there, self._run = there, run
+
+    def read(self, most: int | None = None) -> Reader:
+        for name, number, data in self._there.stream(f"/api/runs/{self._run}/stream", self.last):
+            if name == "lines":
+                self.lines += [line[6] for line in data]
+                self.ids += [line[0] for line in data]
+            elif name == "metrics":
+                self.metrics.update({metric[0]: metric[4] for metric in data})
+            elif name == "run":
+                self.states.append(data["state"])
+            elif name == "end":
+                self.ended = True
+            self.last = max(self.last, number)
+            if most is not None and len(self.lines) >= most:
+                break
+        return self
+
+
+def talking(service: Service) -> str:
+    return service.submit(sys.executable, "-c", TALKS, world=2, prefork=False)
+
+
+def in_order(lines: list[str], rank: int) -> bool:
+    mine = [line for line in lines if line.startswith(f"{rank}:")]
+    return mine == [f"{rank}:{i}" for i in range(300)]
+
+
+def test_readers_get_everything_once_and_in_order_also_those_who_come_late_or_are_cut_off() -> None:
+    with serving() as service:
+        there, run = service.client(), talking(service)
+        early, cut = Reader(there, run), Reader(there, run)
+
+        def read_in_pieces() -> None:
+            while not cut.ended:
+                cut.read(most=len(cut.lines) + 40)
+
+        threads = [threading.Thread(target=early.read), threading.Thread(target=read_in_pieces)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=60)
+        late = Reader(there, run).read()
+        for reader in (early, cut, late):
+            assert reader.ended
+            assert in_order(reader.lines, 0)
+            assert in_order(reader.lines, 1)
+            assert reader.ids == sorted(set(reader.ids))
+            assert len(reader.metrics) == 60
+            assert reader.states[-1] == "succeeded"
+        middle = late.ids[len(late.ids) // 2]
+        assert Reader(there, run, after=middle).read().ids == [
+            number for number in late.ids if number > middle
+        ]
+
+
+def test_the_header_of_a_browser_that_comes_back_goes_before_the_address() -> None:
+    with serving() as service:
+        run = talking(service)
+        service.wait_for_state(run, "succeeded")
+        whole = Reader(service.client(), run).read()
+        last = whole.ids[-1]
+        answer = service.raw(
+            "GET", f"/api/runs/{run}/stream?after=0", headers={"Last-Event-ID": str(last - 1)}
+        )
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        told = [data for name, _, data in events(iter(answer.body.splitlines(True))) if name == "lines"]
+        assert [line[0] for lines in told for line in lines] == [last]
+
+
+def test_a_reader_that_does_not_read_holds_up_nobody() -> None:
+    with serving() as service:
+        run = talking(service)
+        with socket.create_connection(("127.0.0.1", service.port)) as lazy:
+            request = f"GET /api/runs/{run}/stream HTTP/1.1\r\nHost: 127.0.0.1:{service.port}\r\n"
+            lazy.sendall(f"{request}Authorization: Bearer {service.token}\r\n\r\n".encode())
+            assert Reader(service.client(), run).read().ended
+
+
+def test_a_run_that_waits_tells_why_and_the_first_screen_hears_of_it() -> None:
+    with serving() as service:
+        heard: list[Any] = []
+        there = service.client()
+
+        def listen() -> None:
+            with contextlib.suppress(HostError):
+                for name, _, data in there.stream("/api/stream"):
+                    heard.append((name, data))
+
+        thread = threading.Thread(target=listen, daemon=True)
+        thread.start()
+        run = service.submit("x", at=time.time() + 3600, name="patient")
+        wait_for(lambda: run in json.dumps(heard), "its row")
+        rows = [row for name, data in heard if name == "runs" for row in data if row["run"] == run]
+        assert (rows[-1]["state"], rows[-1]["name"]) == ("queued", "patient")
+        wait_for(lambda: any(name == "hosts" for name, _ in heard), "the hosts")
+        there.post(f"/api/runs/{run}/cancel")
+        wait_for(lambda: "cancelled" in json.dumps(heard), "its end")
+        service.stop()
+        thread.join(timeout=10)
+        assert not thread.is_alive(), "a service that ends closes its streams"
+        service.start()
+
+
+def test_an_unknown_run_has_no_stream() -> None:
+    with serving() as service:
+        assert service.raw("GET", "/api/runs/none/stream").status == 404
+
+
+# --- What is shared ------------------------------------------------------------------------------
+
+
+def lines_of(texts: list[str]) -> Iterator[tuple[int, Event]]:
+    for number, text in enumerate(texts, start=1):
+        yield number, Event("line", 1.0, "r", 1, "h", 0, {"stream": "out", "text": text})
+
+
+def test_hostile_lines_stay_data() -> None:
+    texts = ["a\ndata: x\n\nevent: end", "\r", "\u2028", "</script>", "\x1b[2J", "\udcff", "\0"]
+    block = stream.encoded(list(lines_of(texts)))
+    told = list(events(iter(block.data.splitlines(keepends=True))))
+    assert [(name, number) for name, number, _ in told] == [("lines", len(texts))]
+    assert [line[6] for line in told[0][2]] == texts
+
+
+def test_a_loss_that_is_no_number_is_sent_as_none() -> None:
+    assert json.loads(call.to_bytes({"loss": [float("nan"), float("inf"), 1.0]})) == {
+        "loss": [None, None, 1.0]
+    }
+
+
+def test_blocks_are_encoded_once_for_all_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def read_block(run: str, after: int) -> stream.Block:
+        made.append((run, after))
+        return stream.Block(after + 10, b"x" * 100)
+
+    monkeypatch.setattr(stream, "read_block", read_block)
+
+    async def work() -> None:
+        live = stream.Live(None)  # type: ignore[arg-type]  # nobody asks for a detail here
+        blocks = await asyncio.gather(*(live.block("r", 0) for _ in range(5)))
+        assert all(block is blocks[0] for block in blocks)
+        assert await live.block("r", 0) is blocks[0]
+
+    asyncio.run(work())
+    assert made == [("r", 0)]
+
+
+def test_old_blocks_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "MOST_KEPT", 1000)
+    monkeypatch.setattr(stream, "read_block", lambda _, after: stream.Block(after + 1, b"x" * 300))
+
+    async def work() -> None:
+        live = stream.Live(None)  # type: ignore[arg-type]  # as above
+        for after in range(50):
+            await live.block("r", after)
+        assert len(live._blocks) <= 4
+        assert live._kept <= 1000
+
+    asyncio.run(work())
