@@ -56,7 +56,7 @@ export class LineChart {
     this.at = null; // where the crosshair is, in steps
     this.width = 0;
     this.picture = svg("svg", { class: "curves", "aria-hidden": "true", focusable: "false" });
-    this.told = h("div", { class: "told", hidden: true });
+    this.told = h("div", { class: "told", role: "status", hidden: true });
     this.plot = h("div", {
       class: "plot", tabindex: "0", role: "img", "aria-label": options.title,
       onpointermove: (event) => this.point(event.offsetX), onpointerdown: (event) => this.point(event.offsetX),

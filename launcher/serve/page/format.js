@@ -112,6 +112,7 @@ export function stateOf(name) {
   return STATES[name] ?? { word: String(name ?? "unknown"), tone: "wait" };
 }
 
+export const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 export const isActive = (state) => state === "running" || state === "starting";
 
 /** How much of it is done, between 0 and 1; null if nobody knows. */

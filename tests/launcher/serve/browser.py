@@ -18,7 +18,7 @@ CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
-    "--disable-crash-reporter", "--disable-breakpad",
+    "--disable-crash-reporter", "--disable-breakpad", "--hide-scrollbars",
 )  # fmt: skip
 needs_chromium = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs Debian's chromium")
 

@@ -42,6 +42,15 @@ def test_the_document_describes_every_route(at_the_door: Service) -> None:
     }
 
 
+def test_the_hosts_are_checked_on_demand(at_the_door: Service) -> None:
+    there = at_the_door.client()
+    assert there.get("/api/preflight") is None
+    there.post("/api/preflight")
+    found = wait_for(lambda: there.get("/api/preflight"), "what it found", 60.0)
+    assert found["ok"] is True
+    assert {check["host"] for check in found["checks"]} == {"here"}
+
+
 # --- schemathesis --------------------------------------------------------------------------------
 
 # Streams do not end, and a preflight of each example would take all day.

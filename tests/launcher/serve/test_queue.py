@@ -133,6 +133,17 @@ def test_slots_of_a_plain_launch_are_not_given_away(tmp_path: Path) -> None:
         assert service.lines(run) == ["done 0"]
 
 
+def test_a_launch_that_is_under_way_can_be_cancelled(tmp_path: Path) -> None:
+    with serving() as service:
+        run = held(service, tmp_path / "go", world=1)
+        wait_for(lambda: launches(run), "its launch")
+        if ringctl("cancel", run, code=None).returncode:
+            ringctl("--server", service.url, "stop", run)  # it was quicker than we
+        service.wait_for_state(run, "cancelled", "stopped")
+        assert not launches(run)
+        wait_for(lambda: service.client().get("/api/hosts")["hosts"][0]["free"] == 2, "its slots")
+
+
 # --- Ending --------------------------------------------------------------------------------------
 
 

@@ -4,7 +4,7 @@ import { h, put, refresh } from "../dom.js";
 import { get, post } from "../api.js";
 import { listen } from "../live.js";
 import { icon } from "../icons.js";
-import { ago, figure, isNumber, NOTHING, plural, sized } from "../format.js";
+import { ago, capital, figure, isNumber, NOTHING, plural, sized } from "../format.js";
 import { announce, emptyState, errorState, skeleton } from "../dialogs.js";
 import { preflightParts } from "../matrix.js";
 import { runLink } from "../router.js";
@@ -78,7 +78,7 @@ function card(host) {
   return h("article", { class: `card host${host.error ? " away" : ""}`, "data-item": "", tabindex: "-1" },
     h("header", null, h("h2", null, host.name), h("span", { class: "soft small" }, host.address || "this machine"),
       h("span", { class: `free ${host.free > 0 ? "good" : "off"}` }, host.error ? "away" : `${host.free} of ${host.slots} free`)),
-    host.error ? h("p", { class: "reason bad" }, icon("failed"), host.error) : null,
+    host.error ? h("p", { class: "reason bad" }, icon("failed"), capital(host.error)) : null,
     h("div", { class: "slots", role: "img", "aria-label": `${host.taken} of ${host.slots} slots taken` },
       Array.from({ length: Math.min(host.slots, MOST_BOXES) }, (_, at) => h("i", { class: at < (host.taken * Math.min(host.slots, MOST_BOXES)) / host.slots ? "taken" : "" }))),
     host.runs?.length ? h("ul", { class: "uses" }, host.runs.map((run) => h("li", null, h("a", { href: runLink(run.run) }, run.run), h("span", { class: "soft small" }, `${run.user || "?"}, ${plural(run.slots, "slot")}`)))) : h("p", { class: "soft small" }, "Nothing runs here."),

@@ -4,7 +4,7 @@ import { h, put, say, refresh, paced } from "../dom.js";
 import { get, runPath } from "../api.js";
 import { listen } from "../live.js";
 import { icon, stateBadge } from "../icons.js";
-import { duration, figure, isActive, isNumber, milliseconds, percent, stateOf } from "../format.js";
+import { capital, duration, figure, isActive, isNumber, milliseconds, percent, stateOf } from "../format.js";
 import { Measured, average } from "../series.js";
 import { progress, ranksAndHosts, times, title } from "../runparts.js";
 import { announce, emptyState, errorState, skeleton } from "../dialogs.js";
@@ -105,7 +105,7 @@ export function runView(place, { run: id, query }) {
     if (text && run.state !== "succeeded") {
       const where = isNumber(run.cause?.rank) ? h("p", null, h("button", { type: "button", class: "textlink", onclick: () => open("log", { rank: String(run.cause.rank) }) }, `Log of rank ${run.cause.rank}`)) : null;
       found.push(h("div", { class: `banner ${isActive(run.state) ? "warn" : "bad"}`, id: "cause" }, icon(isActive(run.state) ? "warn" : "failed"),
-        h("div", null, h("strong", null, text), isActive(run.state) ? h("p", null, "An earlier attempt ended so; it goes on.") : null,
+        h("div", null, h("strong", null, capital(text)), isActive(run.state) ? h("p", null, "An earlier attempt ended so; it goes on.") : null,
           run.cause?.fix ? h("p", { class: "fixline" }, run.cause.fix) : null, where)));
     }
     return found;
@@ -194,5 +194,3 @@ export function runView(place, { run: id, query }) {
   const ticking = setInterval(() => { if (run && !closed) drawRun(); }, CLOCK_MS);
   return { close: () => { closed = true; shown?.close?.(); drawMeasured.cancel(); clearInterval(ticking); }, title: id };
 }
-
-const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);

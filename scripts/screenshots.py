@@ -1,0 +1,132 @@
+"""Take the pictures of docs/service.md, in docs/pictures/service/, of a real service with real runs (root):
+
+python scripts/screenshots.py [--out FOLDER] [--hosts FILE]
+
+Without --hosts it starts the test hosts and removes them afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from PIL import Image
+
+from tests.cluster import Cluster
+from tests.launcher.ringctl import wait_for
+from tests.launcher.serve.browser import Browser, browsing
+from tests.launcher.serve.service import Service, serving
+
+FOLDER = Path(__file__).resolve().parent.parent / "docs" / "pictures" / "service"
+WINDOWS = {"light": (1280, 860), "dark": (1280, 860), "phone": (390, 844)}
+COLOURS = 200  # of a picture: enough for flat areas and their edges, and a third of the size
+TALLEST = 1500
+FAILS = """
+import json, os, time
+rank = int(os.environ["RANK"])
+for step in range(1, 90):
+    told = {"step": step, "steps": 400, "loss": 2.3 * 0.985**step, "samples_per_s": 410.0}
+    with open(os.environ["RINGCTL_METRICS"], "a") as file:
+        print(json.dumps({**told, "step_ms": 39.0, "comm_ms": 12.0}), file=file)
+    time.sleep(0.03)
+    if step == 80 and rank == 2:
+        raise FileNotFoundError("data/shard-2.bin")
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=FOLDER)
+    parser.add_argument("--hosts", type=Path, help="an inventory of four slots or more")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="pictures-") as home, hosts(options.hosts) as inventory:
+        os.environ["RINGCTL_HOME"] = f"{home}/ringctl"
+        with serving("--hosts", str(inventory)) as service, browsing() as browser:
+            browser.open(service.link)
+            take_all(service, browser, options.out)
+
+
+@contextlib.contextmanager
+def hosts(given: Path | None) -> Iterator[Path]:
+    if given is not None:
+        yield given.resolve()
+        return
+    with Cluster(4, rate="940mbit") as cluster:
+        os.environ["HOME"] = str(cluster.home)
+        yield cluster.folder / "hosts.yaml"
+
+
+def take_all(service: Service, browser: Browser, out: Path) -> None:
+    runs = make_runs(service)
+    places = {
+        "runs": "runs",
+        "run": f"runs/{runs['long-run']}",
+        "log": f"runs/{runs['long-run']}?tab=log",
+        "failed": f"runs/{runs['missing-shard']}",
+        "hosts": "hosts",
+        "queue": "queue",
+        "compare": f"compare?runs={runs['baseline']},{runs['smaller-steps']}",
+        "submit": f"submit?from={runs['baseline']}",
+    }
+    for window, (width, height) in WINDOWS.items():
+        for name, place in places.items():
+            browser.size(width, height, dark=window == "dark")
+            show(browser, f"{service.url}/#/{place}")
+            save(browser, out / f"{name}-{window}.png", window)
+        browser.open(f"{service.url}/api/runs/{runs['baseline']}/report")
+        browser.wait(lambda: browser.all("svg.curves path.line"), "the report")
+        save(browser, out / f"report-{window}.png", window)
+
+
+def make_runs(service: Service) -> dict[str, str]:
+    """Runs in every state that a picture is to show; their ids by name."""
+    runs = {}
+    for name, rate in (("baseline", "0.05"), ("smaller-steps", "0.01")):
+        runs[name] = service.submit("--steps", "150", "--lr", rate, name=name, world=4)
+        service.wait_for_state(runs[name], "succeeded", seconds=180)
+    runs["missing-shard"] = service.submit("python", "-c", FAILS, name="missing-shard", world=4)
+    service.wait_for_state(runs["missing-shard"], "failed", seconds=60)
+    service.client().post("/api/preflight")
+    wait_for(lambda: service.client().get("/api/preflight"), "preflight", 60)
+    runs["long-run"] = service.submit(
+        "--epochs", "400", "--checkpoint-every", "200", name="long-run", world=3
+    )
+    wait_for(lambda: (service.row(runs["long-run"])["step"] or 0) > 200, "some steps", 180)
+    for name, more in (("all-hosts", {"priority": 5}), ("afterwards", {"after": runs["long-run"]})):
+        runs[name] = service.submit("--epochs", "3", name=name, world=4, **more)
+    wait_for(lambda: all(row["waiting"] for row in service.client().get("/api/queue")["queue"]), "reasons")
+    return runs
+
+
+def show(browser: Browser, address: str) -> None:
+    browser.open("about:blank")
+    browser.open(address)
+    browser.wait(lambda: browser.all("main h1") and not browser.all("main .skeleton"), "the screen")
+    curves = "return [...document.querySelectorAll('svg.curves')].every((one) => one.childElementCount > 1)"
+    browser.wait(lambda: browser.script(curves), "curves")
+
+
+def save(browser: Browser, path: Path, window: str) -> None:
+    """All of the page, or most of it, with few colours."""
+    width, height = WINDOWS[window]
+    tall = browser.script("return document.documentElement.scrollHeight")
+    browser.size(width, max(height, min(tall, TALLEST)), dark=window == "dark")
+    browser.script("return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    picture = Image.open(io.BytesIO(browser.driver.get_screenshot_as_png())).convert("RGB")
+    picture.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+        path, optimize=True
+    )
+    print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()
