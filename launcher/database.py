@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import sqlite3
 import sys
@@ -93,6 +94,14 @@ OF_A_RUN = ("records", "chunks", "metrics", "series", "attempts", "positions")  
 
 
 # --- Asking and writing --------------------------------------------------------------------------
+
+
+STRAY = re.compile("[\ud800-\udfff]")  # bytes that are no text, as Python holds them; SQLite refuses them
+
+
+def storable(words: str) -> str:
+    """As SQLite takes it. What ranks say, and what is typed, may hold stray bytes."""
+    return STRAY.sub(lambda match: f"\\x{ord(match[0]) & 0xFF:02x}", words)
 
 
 def read(path: Path, work: Work[T], nothing: T) -> T:

@@ -109,6 +109,7 @@ def recall(recent: int | None = None, like: str = "") -> list[Record]:
     are not over, or only those that begin `like` this or have it as their name, if that is asked for."""
     nothing: list[str] = []
     limit = -1 if recent is None else recent
+    like = database.storable(like)
     values = {"limit": limit, "like": like, "above": like + "\U0010ffff"}
     found = ask(lambda db: [row["record"] for row in db.execute(RECALL, values)], nothing)
     records = {record.plan.run: record for record in old_records().values()}
@@ -175,8 +176,8 @@ def put(db: sqlite3.Connection, record: Record) -> None:
         "hosts": json.dumps([host.name for host in record.hosts]),
         "started": record.started,
         "ended": end.ended if end else None,
-        "error": str(cause.get("text") or "") if end else "",
-        "fix": str(cause.get("fix") or "") if end else "",
+        "error": database.storable(str(cause.get("text") or "")) if end else "",
+        "fix": database.storable(str(cause.get("fix") or "")) if end else "",
         "command": json.dumps(plan.command),
         "summary": json.dumps({**(json.loads(told["summary"]) if told else {}), **told_by(end)}),
     }
@@ -245,7 +246,8 @@ def mark(run: str, state: str, *, error: str = "", fix: str = "") -> None:
     over = time.time() if state in ("failed", "cancelled", "stopped", "succeeded") else None
     words = """UPDATE runs SET state = ?, error = ?, fix = ?,
         ended = CASE WHEN ? IS NULL THEN NULL ELSE coalesce(ended, ?) END WHERE run = ?"""
-    change(lambda db: db.execute(words, (state, error, fix, over, over, run)))
+    said = map(database.storable, (error, fix))
+    change(lambda db: db.execute(words, (state, *said, over, over, run)))
 
 
 def state_of(run: str) -> str:

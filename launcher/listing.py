@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher import compare, history, redact, tape
+from launcher import compare, database, history, redact, tape
 from launcher.errors import InputError
 from launcher.logs import ranges
 from launcher.model import RankState, RunState, to_json
@@ -41,14 +41,14 @@ def rows(
     wanted, values = ["1"], []
     if before is not None:
         wanted.append("r.run < ?")
-        values.append(before)
+        values.append(database.storable(before))
     if state:
-        states = state.split(",")
+        states = database.storable(state).split(",")
         wanted.append(f"r.state IN ({', '.join('?' * len(states))})")
         values += states
     for word in search.split():
         wanted.append(f"({' OR '.join(f'instr(lower({column}), ?)' for column in SEARCHED)})")
-        values += [word.lower()] * len(SEARCHED)
+        values += [database.storable(word.lower())] * len(SEARCHED)
     words = f"{WORDS} WHERE {' AND '.join(wanted)} ORDER BY r.run DESC LIMIT ?"
     nothing: list[sqlite3.Row] = []
     found = history.ask(lambda db: db.execute(words, (*values, limit)).fetchall(), nothing)

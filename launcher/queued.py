@@ -124,7 +124,8 @@ def change(run: str, before: State, state: State, why: str = "", **child: Any) -
         if found is None:
             return False
         about = json.dumps({**json.loads(found["child"] or "{}"), **child})
-        db.execute("UPDATE queue SET state = ?, why = ?, child = ? WHERE run = ?", (state, why, about, run))
+        values = (state, database.storable(why), about, run)
+        db.execute("UPDATE queue SET state = ?, why = ?, child = ? WHERE run = ?", values)
         return True
 
     return database.write(history.file(), work)

@@ -66,7 +66,7 @@ def line_problems(scene: Scene, run: str, expected: Expected) -> list[str]:
     """Lines that are lost or repeated: on the hosts, in the log, and on the screen that was always there."""
     there = lines_on_hosts(scene, run)
     found = [f"{run}: {where}: {words}" for where, said in there.items() for words in gaps(said)]
-    newest = max((attempt for attempt, _, _ in there), default=0)
+    newest = max(int(scene.state(host, run)["attempt"]) for host in scene.cluster.names)
     found += differences(f"{run}: logs", of_attempt(there, newest), of_attempt(told(run), newest))
     for shown in expected.shown:
         if shown.id == run:
