@@ -38,6 +38,7 @@ from launcher.cli_shared import (
     named_run,
     pool,
     run_argument,
+    web_option,
 )
 from launcher.errors import HostError, InputError, RingctlError
 
@@ -324,6 +325,7 @@ def show_detached(plan: Plan, watcher: int, as_json: bool) -> None:
 @click.option("--prefix/--no-prefix", default=True, help="Label lines with rank and host.")
 @click.option("--previous", is_flag=True, help="The attempt before the newest.")
 @click.option("--download", metavar="DIR", help="Into files instead: one a rank and stream, and all events.")
+@web_option
 @json_option
 def logs(
     run: str | None,
@@ -337,6 +339,7 @@ def logs(
     prefix: bool,
     previous: bool,
     download: str | None,
+    web: bool,
     as_json: bool,
     **where: str | None,
 ) -> int:
@@ -354,6 +357,8 @@ def logs(
         grep=logs.parse_grep(grep) if grep is not None else None,
     )
     found = named_run(run, where)
+    if web:
+        return cli_serve.open_run(found.run, "?tab=log")
     world = found.state.world if found.state else 0
     absent = sorted(rank for rank in wanted.ranks or () if world and rank >= world and not previous)
     if absent:
@@ -423,12 +428,15 @@ def ps(everything: bool, as_json: bool, **where: str | None) -> int:
 @cli.command()
 @run_argument
 @host_options
+@web_option
 @json_option
-def status(run: str | None, as_json: bool, **where: str | None) -> int:
+def status(run: str | None, web: bool, as_json: bool, **where: str | None) -> int:
     """How the latest run, or RUN, is: each rank's state, step, loss and last sign of life."""
     from launcher import render, text, watching
 
     found, now = named_run(run, where), time.time()
+    if web:
+        return cli_serve.open_run(found.run)
     for words in found.silent:
         click.echo(f"error: {words}", err=True)
     code = HostError.exit_code if found.silent else 0

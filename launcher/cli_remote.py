@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from launcher.cli_shared import json_option, server_url
+from launcher.cli_shared import json_option, server_url, web_option
 from launcher.client import Client, client_for
 from launcher.errors import HostError, InputError
 from launcher.fold import EXIT_CODES
@@ -66,7 +66,7 @@ def ps(everything: bool, as_json: bool) -> int:
 
 @click.command()
 @click.argument("run", required=False)
-@click.option("--web", is_flag=True, help="Open its page instead.")
+@web_option
 @json_option
 def status(run: str | None, web: bool, as_json: bool) -> int:
     """How a run of the service is: each rank's state, step, loss and last sign of life."""
@@ -76,7 +76,7 @@ def status(run: str | None, web: bool, as_json: bool) -> int:
     there = service()
     found = there.get(there.run(there.find(run)["run"]))
     if web:
-        return open_page(there.url, f"/#/runs/{found['run']}")
+        return open_page(f"{there.url}/#/runs/{found['run']}")
     if as_json:
         click.echo(
             text.json_line({**row_json(found), "ranks": found["ranks"], "watched": found["watched"] or None})
@@ -97,11 +97,10 @@ def cell(value: Any) -> str:
     return "-" if value is None else brief(round(value, 3) if isinstance(value, float) else value)
 
 
-def open_page(url: str, place: str) -> int:
+def open_page(address: str) -> int:
     """In a browser, if there is one; printed in any case."""
     import webbrowser
 
-    address = f"{url}{place}"
     click.echo(address)
     try:
         kind = webbrowser.get()
@@ -121,7 +120,7 @@ def open_page(url: str, place: str) -> int:
 @click.option("--rank", type=click.IntRange(0), help="Only this rank.")
 @click.option("--host", help="Only this host.")
 @click.option("--tail", type=click.IntRange(1, 5000), metavar="N", help="Only the last N lines.")
-@click.option("--web", is_flag=True, help="Open its page instead.")
+@web_option
 @json_option
 def logs(
     run: str | None,
@@ -136,7 +135,7 @@ def logs(
     there = service()
     row = there.find(run)
     if web:
-        return open_page(there.url, f"/#/runs/{row['run']}?tab=log")
+        return open_page(f"{there.url}/#/runs/{row['run']}?tab=log")
     if goes_on:
         return follow(there, row["run"], as_json=as_json, rank=rank, host=host)
     path, wanted = there.run(row["run"], "/log"), {"rank": rank, "host": host}

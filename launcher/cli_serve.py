@@ -80,6 +80,13 @@ def page_link(place: str = "", *, read_only: bool = False) -> str:
     return f"{own.url}/login?key={key}{place}"
 
 
+def open_run(run: str, tab: str = "") -> int:
+    """The page of a run at this user's own service, signed in by a new link."""
+    from launcher.cli_remote import open_page
+
+    return open_page(page_link(f"#/runs/{run}{tab}"))
+
+
 @serve.group()
 def token() -> None:
     """Tokens for programs and for other users."""

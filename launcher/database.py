@@ -118,6 +118,8 @@ def read(path: Path, work: Work[T], nothing: T) -> T:
         except (sqlite3.Error, OSError):
             raise RingctlError(f"{path}: cannot be read: {error}") from None
     except sqlite3.DatabaseError as error:
+        if not is_damage(error):
+            raise
         put_aside(path, before, error)
         return nothing
 
@@ -128,7 +130,7 @@ def write(path: Path, work: Work[T], *, safe: bool = True) -> T:
     try:
         return in_transaction(path, work, safe)
     except sqlite3.DatabaseError as error:
-        if type(error) is not sqlite3.DatabaseError:
+        if not is_damage(error):
             raise cannot_write(path, error) from None
         put_aside(path, before, error)
     try:
@@ -155,6 +157,11 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
         with contextlib.suppress(sqlite3.Error):  # SQLite may have done so itself
             db.execute("ROLLBACK")
         raise
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Whether the file is not what SQLite has written: its other complaints are of kinds of their own."""
+    return type(error) is sqlite3.DatabaseError
 
 
 def cannot_write(path: Path, error: sqlite3.Error) -> RingctlError:

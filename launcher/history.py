@@ -242,8 +242,16 @@ def enlist(
 
 def mark(run: str, state: str, *, error: str = "", fix: str = "") -> None:
     """How a run is that no host can tell of: it was cancelled, say, or never came to a start."""
-    words = "UPDATE runs SET state = ?, error = ?, fix = ? WHERE run = ?"
-    change(lambda db: db.execute(words, (state, error, fix, run)))
+    over = time.time() if state in ("failed", "cancelled", "stopped", "succeeded") else None
+    words = """UPDATE runs SET state = ?, error = ?, fix = ?,
+        ended = CASE WHEN ? IS NULL THEN NULL ELSE coalesce(ended, ?) END WHERE run = ?"""
+    change(lambda db: db.execute(words, (state, error, fix, over, over, run)))
+
+
+def state_of(run: str) -> str:
+    """As its row has it; "" for a run that is not there."""
+    row = ask(lambda db: db.execute("SELECT state FROM runs WHERE run = ?", (run,)).fetchone(), None)
+    return str(row["state"]) if row else ""
 
 
 # --- Notes ---------------------------------------------------------------------------------------

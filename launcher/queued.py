@@ -64,6 +64,7 @@ class Queued:
     slots: Mapping[str, int] = field(default_factory=dict)  # given to it, once it starts
     pid: int = 0  # of its launch
     tries: int = 0
+    unwanted: bool = False  # somebody has cancelled it meanwhile
 
 
 # --- Rows ----------------------------------------------------------------------------------------
@@ -111,6 +112,7 @@ def from_row(found: sqlite3.Row) -> Queued:
         child.get("slots", {}),
         child.get("pid", 0),
         child.get("tries", 0),
+        child.get("unwanted", False),
     )
 
 

@@ -23,6 +23,7 @@ MOST_EVENTS = 5000  # that wait
 START_S = 60.0  # by then a run that was remembered has started everywhere, or will not
 AGAIN_S = 0.3
 GONE_S = 60.0  # a host that the others do not wait for any more is waited for so long
+GOING_ON = ("starting", "running", "lost")
 LATELY_S = 86400.0  # a run that ended before anybody recorded it, so long ago, is still recorded
 
 
@@ -109,7 +110,9 @@ class Attempt:
         self.recorder, self.record, self.attempt, self.book = recorder, record, attempt, book
         self.pool = pool
         self.newest = attempt == record.plan.attempt
-        self.live = self.newest and record.end is None
+        # Somebody here knows already what became of it, though no host has told: it never started, say.
+        self.marked = record.end is None and history.state_of(record.plan.run) not in GOING_ON
+        self.live = self.newest and record.end is None and not self.marked
         self.state, self.tails = resumed(record, attempt)
         self.pending: list[Event] = []
         self.places: Mapping[str, Place] = {}
@@ -200,10 +203,10 @@ class Attempt:
         """Write down how it ended."""
         unheard = update.unheard if update else {}
         outcome = watch.outcome(self.state, self.tails, unheard)
-        known = self.record.end if self.newest else None
-        if known is not None and outcome.state.state == "lost":  # whoever saw it end has heard more
+        if self.newest and not self.live and outcome.state.state == "lost":  # who saw it end has heard more
+            known = self.record.end or replace(outcome.state, state="failed")
             outcome = watch.Outcome(known, None)
-        if self.newest:
+        if self.newest and not self.marked:
             outcome.note()
         if self.newest or not (update and update.away):
             self.book.finish(with_cause(outcome, self.record))
@@ -214,10 +217,9 @@ class Attempt:
         if not self.newest:
             self.book.finish(watch.Outcome(fold.as_lost(self.state), None))
             return None
-        end = self.record.end or fold.as_lost(self.state)
-        outcome = watch.Outcome(end, None)
+        outcome = watch.Outcome(self.record.end or replace(fold.as_lost(self.state), state="failed"), None)
         self.book.finish(with_cause(outcome, self.record))
-        if self.record.end is None:
+        if self.record.end is None and not self.marked:
             words = f"it did not start: {error.message}"
             history.mark(self.record.plan.run, "failed", error=words, fix=error.fix)
         return outcome

@@ -99,7 +99,10 @@ def try_ringctl(words: list[str]) -> None:
     name = "ringctl"
     while isinstance(command, click.Group) and words:
         context = click.Context(command)
-        _, (name, *words), _ = command.make_parser(context).parse_args(words)
+        _, words, _ = command.make_parser(context).parse_args(words)
+        if not words and command.invoke_without_command:
+            return  # with options of its own
+        name, *words = words
         found = command.get_command(context, name)
         if found is None:
             raise click.UsageError(f"there is no command {name}")

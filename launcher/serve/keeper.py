@@ -25,6 +25,7 @@ from launcher.errors import InputError, RingctlError
 from launcher.fanout import fan_out
 from launcher.model import Inventory
 from launcher.queued import Queued
+from launcher.serve.children import ringctl
 from launcher.transport import Pool
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ class Keeper:
         ]
 
     def start(self) -> None:
+        for row in queued.rows("queued"):
+            queued.enlist(row.run, row.user, row.submission)  # should we have been killed between the two
         self.look_for_runs()
         for thread in self._threads:
             thread.start()
@@ -138,10 +141,13 @@ class Keeper:
     def after_launch(self, row: Queued) -> None:
         """Its process is gone: did it start the run, fail to, or was it killed?"""
         started, complaint = queued.told(row.run)
-        if not started and self.has_begun(row.run):
-            started = True
-        if started:
+        if started or self.has_begun(row.run):
             queued.change(row.run, "starting", "started")
+            if row.unwanted:
+                threading.Thread(target=ringctl, args=("stop", row.run), daemon=True).start()
+            return
+        if row.unwanted:
+            self.close(row.run, "starting", "cancelled")
             return
         if not complaint and row.tries < MOST_TRIES:
             log.warning("run %s: its launch was killed; it is launched again", row.run)
@@ -149,21 +155,25 @@ class Keeper:
             self.launch(replace(row, tries=row.tries + 1))
             return
         why, _, fix = (complaint or "its launch was killed, again and again").partition("\n")
-        why = why.removeprefix("error: ")
-        if queued.change(row.run, "starting", "failed", why):
-            history.mark(row.run, "failed", error=why, fix=fix.strip())
-            queued.remove_secrets(row.run)
+        self.close(row.run, "starting", "failed", why.removeprefix("error: "), fix.strip())
+
+    def close(
+        self, run: str, before: queued.State, state: queued.State, why: str = "", fix: str = ""
+    ) -> bool:
+        """It will not run, unless somebody hands it in again."""
+        if not queued.change(run, before, state, why):
+            return False
+        history.mark(run, state, error=why, fix=fix)
+        queued.remove_secrets(run)
+        return True
 
     def has_begun(self, run: str) -> bool:
         """Whether some host knows of it, though its launch has not lived to say so."""
-        found = next((found for found in runs.remembered() if found.run == run), None)
-        if found is None:
+        record = history.read(run)
+        if record is None:
             return False
-        pool = Pool(no_input=True)
-        try:
-            return bool(runs.refreshed(found, pool).states)
-        finally:
-            pool.close()
+        with contextlib.closing(Pool(no_input=True)) as pool:
+            return bool(runs.refreshed(runs.found_of(record), pool).states)
 
     def launch(self, row: Queued) -> None:
         try:
@@ -186,18 +196,15 @@ class Keeper:
         return replace(self.inventory, hosts=hosts, master=master)
 
     def cancel(self, run: str) -> None:
-        """Take it from the queue; a launch that is under way is interrupted."""
-        with self.giving:
-            if queued.change(run, "queued", "cancelled"):
-                history.mark(run, "cancelled")
-                queued.remove_secrets(run)
-                return
-        row = queued.row(run)
-        if row is None or row.state != "starting":
+        """Take it from the queue; a launch that is under way is ended, and what it has started."""
+        if self.close(run, "queued", "cancelled"):
+            return
+        if not queued.change(run, "starting", "starting", unwanted=True):
             raise RingctlError(f"run {run} is not waiting", fix=f"ringctl stop {run} ends one that runs")
-        if row.pid and queued.is_launching(run):
+        row = queued.row(run)
+        if row is not None and row.pid and queued.is_launching(run):  # so the number is its own
             with contextlib.suppress(ProcessLookupError):
-                os.kill(row.pid, signal.SIGINT)
+                os.kill(row.pid, signal.SIGTERM)
 
     # --- recording ---
 
@@ -300,9 +307,7 @@ class Keeper:
         if news:
             queued.explain(news)
         for run, why in decision.refused.items():
-            if queued.change(run, "queued", "failed", why):
-                history.mark(run, "failed", error=why)
-                queued.remove_secrets(run)
+            self.close(run, "queued", "failed", why)
         for run in begun:
             history.mark(run, "starting")
             row = queued.row(run)

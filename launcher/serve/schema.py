@@ -77,7 +77,8 @@ def _text(schema: Schema, value: str, where: str) -> str:
         return f"{where}: longer than {schema['maxLength']} characters"
     if len(value) < schema.get("minLength", 0):
         return f"{where}: shorter than {schema['minLength']} characters"
-    if "pattern" in schema and not re.search(schema["pattern"], value):
+    # In a schema "$" is the end; in Python it may be the line's end before it.
+    if "pattern" in schema and not re.search(re.sub(r"\$$", r"\\Z", schema["pattern"]), value):
         return f"{where}: does not look like {schema['pattern']}"
     return ""
 

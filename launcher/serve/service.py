@@ -162,7 +162,7 @@ def actions(row: dict[str, Any]) -> list[str]:
     if row["state"] == "queued":
         return ["cancel"]
     if row["state"] in ("starting", "running"):
-        return ["stop", "restart"]
+        return ["stop", "restart"] if row.get("plan") else ["cancel"]
     return ["restart"] if row["state"] != "cancelled" and row.get("plan") else []
 
 

@@ -244,6 +244,7 @@ def genuine() -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
 
         home = stack.enter_context(tempfile.TemporaryDirectory())
         patch.setenv("RINGCTL_HOME", home)
+        patch.setenv("RINGCTL_SLOTS", f"{home}/slots")
         run = detach(["sh", "-c", script], world=2)
         wait_until_final(run)
         yield state(run), events(run)

@@ -330,6 +330,16 @@ def test_a_damaged_file_is_moved_aside_and_a_new_one_begun(
     assert capsys.readouterr().err == ""
 
 
+def test_a_question_that_is_wrong_is_no_damage() -> None:
+    remember()
+    with pytest.raises(sqlite3.ProgrammingError):
+        history.ask(lambda db: db.execute("SELECT ?", (1, 2)).fetchall(), [])
+    with pytest.raises(RingctlError):
+        history.change(lambda db: db.execute("INSERT INTO runs VALUES (?)", (1, 2)))
+    assert attempts() == {RUN: 1}
+    assert not list(history.home().glob("*damaged*"))
+
+
 def test_a_run_is_launched_though_the_history_is_damaged() -> None:
     history.home().mkdir(mode=0o700)
     history.file().write_bytes(b"not a database at all" * 500)

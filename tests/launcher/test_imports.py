@@ -64,6 +64,12 @@ def test_only_render_imports_rich() -> None:
     assert set(importers(PROJECT, "launcher", "rich")) == {"launcher/render.py"}
 
 
+def test_only_the_service_imports_starlette_and_uvicorn() -> None:
+    found = importers(PROJECT, "launcher", "starlette", "uvicorn", "anyio", "h11")
+    assert found, "the walk found them"
+    assert all(path.startswith("launcher/serve/") for path in found), found
+
+
 def test_only_the_ssh_transport_imports_fabric_and_paramiko() -> None:
     found = importers(PROJECT, "launcher", "fabric", "paramiko", "invoke")
     parts = ("ssh", "connect", "sshconfig", "hostkeys", "identity", "sentences")
@@ -151,6 +157,8 @@ HEAVY = {
     "numpy",
     "trainer",
     "asyncio",
+    "starlette",
+    "uvicorn",
 }
 
 

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher import fold, history, tape, watch
+from launcher import fold, history, listing, tape, watch
 from launcher.follow import Merger, Piece, Place, Taken
 from launcher.model import Event
 from launcher.recorder import Batch, Recorder, due
@@ -51,11 +51,6 @@ def all_of(run: str) -> list[tuple[int, Event]]:
     recorded = tape.events(run, limit=10**9)
     assert [id_ for id_, _ in recorded] == list(range(1, len(recorded) + 1))
     return recorded
-
-
-def state_of(run: str) -> str:
-    words = "SELECT state FROM runs WHERE run = ?"
-    return str(history.ask(lambda db: db.execute(words, (run,)).fetchone()["state"], ""))
 
 
 def record_with_kills(run: str, kills: int, most: float, seed: int = 3) -> None:
@@ -131,7 +126,7 @@ def test_a_run_that_is_over_is_recorded_whole() -> None:
     assert seen[-1].over
     assert seen[-1].state == tape.folded(run)
     (attempt,) = tape.attempts(run)
-    assert attempt["state"] == state_of(run) == "failed"
+    assert attempt["state"] == history.state_of(run) == "failed"
     assert "exited with code 3: no" in attempt["cause"]["text"]
     assert due() == []
 
@@ -145,7 +140,7 @@ def test_killed_again_and_again_it_records_each_event_once(tmp_path: Path) -> No
     assert flat(all_of(run)) == events(run), "and one host's in its own order"
     assert len(tape.metrics(run, limit=10**6)) == 1800
     assert [len(curve["step"]) for curve in tape.series(run, points=1000)["series"]] == [900, 900]
-    assert state_of(run) == "succeeded"
+    assert history.state_of(run) == "succeeded"
     assert due() == []
 
 
@@ -177,7 +172,7 @@ def test_it_stops_when_it_is_told_to_and_nobody_else_records_meanwhile() -> None
     try:
         wait_for(lambda: [line[6] for line in tape.lines(run).lines] == ["up"], "its line")
         assert recorder.state is not None
-        assert recorder.state.state == state_of(run) == "running"
+        assert recorder.state.state == history.state_of(run) == "running"
         with pytest.raises(Exception, match="being recorded by somebody else"):
             Recorder(run).record()
     finally:
@@ -187,7 +182,7 @@ def test_it_stops_when_it_is_told_to_and_nobody_else_records_meanwhile() -> None
     assert due() == [run]
     ringctl("stop", run)
     assert Recorder(run).record() is not None
-    assert (state_of(run), due()) == ("stopped", [])
+    assert (history.state_of(run), due()) == ("stopped", [])
 
 
 # --- Attempts ------------------------------------------------------------------------------------
@@ -220,7 +215,7 @@ def test_attempts_that_nobody_saw_are_recorded_later_and_so_is_one_by_hand() -> 
     assert due() == [run], "by hand, once it was over"
     outcome = Recorder(run).record()
     assert outcome is not None
-    assert outcome.state.state == state_of(run) == "succeeded"
+    assert outcome.state.state == history.state_of(run) == "succeeded"
     assert [line[2] for line in tape.lines(run).lines] == [1, 2, 3]
     assert len(all_of(run)) == len(events(run))
 
@@ -233,7 +228,22 @@ def test_a_run_that_never_started_is_said_to_have_failed() -> None:
     os.rename(run_folder(run), run_folder("elsewhere"))
     assert due() == [run]
     Recorder(run).record()
-    assert (state_of(run), due()) == ("failed", [])
+    assert (history.state_of(run), due()) == ("failed", [])
+
+
+def test_what_is_known_of_a_run_that_no_host_knows_stays() -> None:
+    run = launch(["true"], world=1)[-1]["run"]
+    record = history.read(run)
+    assert record is not None
+    history.write(history.replace(record, end=None))
+    os.rename(run_folder(run), run_folder("elsewhere"))
+    history.mark(run, "failed", error="the service could not start it")
+    assert due() == [run]
+    Recorder(run).record()
+    assert (history.state_of(run), due()) == ("failed", [])
+    about = listing.row(run)
+    assert about is not None
+    assert (about["error"], about["ended"] is not None) == ("the service could not start it", True)
 
 
 def test_old_runs_that_are_over_are_not_looked_for() -> None:
@@ -262,4 +272,4 @@ def test_of_several_hosts_each_event_is_recorded_once_over_kills(cluster: Hosts)
             f"line {n}" for n in range(300)
         ]
         assert [e.data["step"] for e in its if e.kind == "metric"] == list(range(300))
-    assert state_of(run) == "succeeded"
+    assert history.state_of(run) == "succeeded"

@@ -42,6 +42,15 @@ def test_the_document_describes_every_route(at_the_door: Service) -> None:
     }
 
 
+def test_the_hosts_are_checked_on_demand(at_the_door: Service) -> None:
+    there = at_the_door.client()
+    assert there.get("/api/preflight") is None
+    there.post("/api/preflight")
+    found = wait_for(lambda: there.get("/api/preflight"), "what it found", 60.0)
+    assert found["ok"] is True
+    assert {check["host"] for check in found["checks"]} == {"here"}
+
+
 # --- schemathesis --------------------------------------------------------------------------------
 
 # Streams do not end, and a preflight of each example would take all day.
@@ -54,19 +63,23 @@ DOCUMENT = (
 
 @DOCUMENT.parametrize()
 @settings(
-    max_examples=12,
+    max_examples=6,
     deadline=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
 def test_whatever_is_asked_the_answer_is_as_described(case: schemathesis.Case, at_the_door: Service) -> None:
-    if isinstance(case.body, dict) and case.path == "/api/submit":
-        case.body["at"] = 9e9 if case.body.get("at") is None else case.body["at"]  # it is not to start
+    if isinstance(case.body, dict) and case.path == "/api/submit" and is_moment(case.body.get("at")):
+        case.body["at"] = 9e9  # it is not to start
     headers = {"Authorization": f"Bearer {at_the_door.token}"}
     response = case.call(base_url=at_the_door.url, headers=headers, allow_redirects=False)
-    if response.status_code != 429:
+    if response.status_code not in (413, 429):  # as good an answer as any
         case.validate_response(response, checks=CHECKS)
+
+
+def is_moment(value: object) -> bool:
+    return value is None or (type(value) in (int, float) and 0 <= value <= 1e11)  # type: ignore[operator]  # a number
 
 
 # --- The small part of JSON Schema ---------------------------------------------------------------
@@ -85,6 +98,7 @@ def test_whatever_is_asked_the_answer_is_as_described(case: schemathesis.Case, a
         ({"variables": {"A": 1}}, "variables.A: expected string"),
         ({"priority": 1001}, "priority: more than 1000"),
         ({"nme": "x"}, "nme: there is no such key"),
+        ({"after": "x\n"}, "after: does not look like"),
         ([], "the body: expected object"),
     ],
 )
