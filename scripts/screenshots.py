@@ -98,9 +98,9 @@ def make_runs(service: Service) -> dict[str, str]:
     service.client().post("/api/preflight")
     wait_for(lambda: service.client().get("/api/preflight"), "preflight", 60)
     runs["long-run"] = service.submit(
-        "--epochs", "400", "--checkpoint-every", "200", name="long-run", world=3
+        "--steps", "1500", "--checkpoint-every", "100", name="long-run", world=3
     )
-    wait_for(lambda: (service.row(runs["long-run"])["step"] or 0) > 200, "some steps", 180)
+    wait_for(lambda: (service.row(runs["long-run"])["step"] or 0) > 300, "some steps", 180)
     for name, more in (("all-hosts", {"priority": 5}), ("afterwards", {"after": runs["long-run"]})):
         runs[name] = service.submit("--epochs", "3", name=name, world=4, **more)
     wait_for(lambda: all(row["waiting"] for row in service.client().get("/api/queue")["queue"]), "reasons")

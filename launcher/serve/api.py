@@ -117,7 +117,7 @@ def submission(call: Call) -> dict[str, Any]:
 
 def report(call: Call) -> Answer:
     row_of(call)
-    data = reports.collect(call.path["run"])
+    data = reports.collect(call.path["run"], call.service.detail(call.path["run"]))
     if call.query["format"] == "json":
         return Answer(data)
     if call.query["format"] == "markdown":

@@ -187,7 +187,7 @@ export class LineChart {
   sentence() {
     const line = this.lines.findLast((one) => !one.faint);
     if (!line) return "";
-    const write = this.options.write, first = line.y[0], last = line.y[line.y.length - 1];
+    const write = this.options.write, told = line.told ?? line.y, first = told[0], last = told[told.length - 1];
     const unit = this.options.unit ? ` ${this.options.unit}` : "", at = `at ${this.options.x} ${whole(line.x[line.x.length - 1])}`;
     const who = this.lines.filter((one) => !one.faint).length > 1 && line.label ? `${line.label}: ` : "";
     if (line.y.length === 1 || first === last) return `${who}${write(last)}${unit} ${at}`;
