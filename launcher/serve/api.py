@@ -206,9 +206,9 @@ def restart(call: Call) -> dict[str, Any]:
 
 def code_folder(run: str, launched_in: str) -> Path:
     """Where a restart looks for the run's code: not in whatever folder the service was started in."""
-    for place in (queued.work_folder(run), Path(launched_in or "/nonexistent")):
-        if place.is_dir():
-            return place
+    for folder in (queued.work_folder(run), Path(launched_in or "/nonexistent")):
+        if folder.is_dir():
+            return folder
     empty = history.home() / "serve" / "empty"
     history.make_folder(empty)
     return empty

@@ -164,6 +164,20 @@ def test_a_run_is_stopped_and_started_again_by_the_command_line(tmp_path: Path) 
         assert "works on the hosts" in ringctl(*by, "preflight", code=2).stderr
 
 
+def test_a_run_that_fails_starts_again_by_itself_and_keeps_its_slots() -> None:
+    script = "import os; n = os.environ['RINGCTL_ATTEMPT']; print('attempt', n); exit(n == '1')"
+    with serving() as service:
+        again = {"max_restarts": 2, "restart_delay": 0.5, "prefork": False}
+        run = service.submit(sys.executable, "-c", script, world=2, **again)
+        after = service.submit(sys.executable, "-c", "print('after')", world=2, prefork=False)
+        found = service.wait_for_state(after, "succeeded")
+        first = service.row(run)
+        assert (first["state"], first["attempt"]) == ("succeeded", 2)
+        assert [each["state"] for each in first["attempts"]] == ["failed", "succeeded"]
+        assert found["started"] > first["ended"], "nobody else had its slots in between"
+        assert sorted(service.lines(run)) == ["attempt 1", "attempt 1", "attempt 2", "attempt 2"]
+
+
 def test_variables_that_look_like_secrets_are_for_their_owner() -> None:
     with serving() as service:
         variables = {"API_TOKEN": "abcdef", "LEVEL": "3"}
