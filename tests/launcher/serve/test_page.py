@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.serve.browser import Browser, browsing, needs_chromium
+from tests.launcher.serve.browser import Browser, browsing, needs_chromium, quiet_network
 from tests.launcher.serve.service import Service, serving
 
 pytestmark = needs_chromium
@@ -67,7 +67,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         patch.setenv("RINGCTL_HOME", str(folder / "ringctl"))
         patch.setenv("RINGCTL_SLOTS", str(folder / "slots"))
         patch.delenv("RINGCTL_HOSTS", raising=False)
-        with serving(slots=2) as service, browsing() as browser:
+        with quiet_network(), serving(slots=2) as service, browsing() as browser:
             browser.open(service.link)
             yield Scene(service, browser)
 
