@@ -1,6 +1,6 @@
 """64 ranks on this machine, each with 200 lines a second, and five who follow them: by the service, or each
-by `ringctl logs --follow`. Prints: the delay from print to reader (99 of 100 are quicker) in s, processor time
-of what serves them in s, growth of its memory over the second half in MB, lines that somebody did not get."""
+by `ringctl logs --follow`. Prints: the delay from print to reader (99 of 100 are quicker) in s, processor
+time of what serves them in s, growth of its memory over the second half in MB, lines that somebody did not get."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ PRINT = """
 import os, sys, time
 begin, seconds, rate = time.time(), {seconds}, {rate}
 for piece in range(seconds * 10):
-    now = f"{{time.time():.6f}}"
-    sys.stdout.write(f"{{now}} step {{piece}} of a training that somebody looks at, with its loss\\n" * (rate // 10))
+    line = f"{{time.time():.6f}} step {{piece}} of a training that somebody looks at\\n"
+    sys.stdout.write(line * (rate // 10))
     sys.stdout.flush()
     time.sleep(max(0.0, begin + (piece + 1) / 10 - time.time()))
 """
