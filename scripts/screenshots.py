@@ -92,17 +92,17 @@ def take_all(service: Service, browser: Browser, out: Path) -> None:
 def make_runs(service: Service) -> dict[str, str]:
     """Runs in every state that a picture is to show; their ids by name."""
     runs = {}
-    for name, rate in (("baseline", "0.05"), ("smaller-steps", "0.01")):
-        runs[name] = service.submit(*SMALL, "--steps", "150", "--lr", rate, name=name, world=4)
+    for name, rate in (("baseline", "0.01"), ("smaller-steps", "0.002")):
+        runs[name] = service.submit(*SMALL, "--steps", "120", "--lr", rate, name=name, world=4)
         service.wait_for_state(runs[name], "succeeded", seconds=PATIENCE_S)
     runs["missing-shard"] = service.submit("python", "-c", FAILS, name="missing-shard", world=4)
     service.wait_for_state(runs["missing-shard"], "failed", seconds=60)
     service.client().post("/api/preflight")
     wait_for(lambda: service.client().get("/api/preflight"), "preflight", 60)
     runs["long-run"] = service.submit(
-        *SMALL, "--steps", "900", "--checkpoint-every", "50", name="long-run", world=3
+        *SMALL, "--steps", "400", "--checkpoint-every", "50", name="long-run", world=3
     )
-    wait_for(lambda: (service.row(runs["long-run"])["step"] or 0) > 200, "some steps", PATIENCE_S)
+    wait_for(lambda: (service.row(runs["long-run"])["step"] or 0) > 120, "some steps", PATIENCE_S)
     for name, more in (("all-hosts", {"priority": 5}), ("afterwards", {"after": runs["long-run"]})):
         runs[name] = service.submit("--epochs", "3", name=name, world=4, **more)
     wait_for(lambda: all(row["waiting"] for row in service.client().get("/api/queue")["queue"]), "reasons")
