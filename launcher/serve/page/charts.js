@@ -95,6 +95,7 @@ export class LineChart {
     }
     if (low === Infinity) { low = this.log ? 0.1 : 0; high = 1; }
     if (this.options.zero && !this.log) low = Math.min(low, 0);
+    if (low === high && this.options.percent) { low = Math.max(0, low - 0.05); high = Math.min(1, high + 0.05); }
     if (low === high) { low = this.log ? low / 2 : low - Math.abs(low || 1) / 2; high = this.log ? high * 2 : high + Math.abs(high || 1) / 2; }
     if (!this.log) {
       const room = (high - low) * 0.06;
