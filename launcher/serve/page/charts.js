@@ -95,6 +95,7 @@ export class LineChart {
     }
     if (low === Infinity) { low = this.log ? 0.1 : 0; high = 1; }
     if (this.options.zero && !this.log) low = Math.min(low, 0);
+    if (low === high && this.options.percent) { low = Math.max(0, low - 0.05); high = Math.min(1, high + 0.05); }
     if (low === high) { low = this.log ? low / 2 : low - Math.abs(low || 1) / 2; high = this.log ? high * 2 : high + Math.abs(high || 1) / 2; }
     if (!this.log) {
       const room = (high - low) * 0.06;
@@ -149,7 +150,7 @@ export class LineChart {
       ys.map((value) => [
         svg("line", { x1: MARGIN.left, x2: MARGIN.left + scale.inner, y1: scale.y(value), y2: scale.y(value) }),
         svg("text", { x: MARGIN.left - 8, y: scale.y(value) + 4, "text-anchor": "end" }, write(value))]),
-      xs.filter((value) => scale.x(value) < this.width - 70).map((value) => svg("text", { x: scale.x(value), y: CHART_HEIGHT - 10, "text-anchor": "middle" }, shortNumber(value))),
+      xs.filter((value) => Number.isInteger(value) && scale.x(value) < this.width - 70).map((value) => svg("text", { x: scale.x(value), y: CHART_HEIGHT - 10, "text-anchor": "middle" }, shortNumber(value))),
       svg("text", { x: this.width - MARGIN.right, y: CHART_HEIGHT - 10, "text-anchor": "end" }, this.options.x),
       svg("line", { class: "base", x1: MARGIN.left, x2: MARGIN.left + scale.inner, y1: MARGIN.top + scale.tall, y2: MARGIN.top + scale.tall }));
   }
