@@ -16,6 +16,7 @@ from benchmarks.over_ssh import controller, over_ssh
 from benchmarks.preflight import all_pairs, preflight
 from benchmarks.push_tree import push_tree
 from benchmarks.schedule import schedule
+from benchmarks.service import service
 from benchmarks.startup import startup
 from benchmarks.sync_links import sync_links
 from benchmarks.sync_memory import sync_memory
@@ -40,6 +41,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "rank_death": rank_death,
     "host_loss": host_loss,
     "history": history,
+    "service": service,
 }
 
 LONG: dict[str, Benchmark] = {"accuracy": accuracy}

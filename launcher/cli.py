@@ -131,6 +131,7 @@ def cli(no_input: bool, server: str | None, verbose: bool) -> None:  # noqa: ARG
 
     if verbose:
         os.environ["RINGCTL_VERBOSE"] = "1"
+    os.environ.pop("RINGCTL_SERVER", None)  # what we start, such as a watcher, works on the hosts
     ownfolder.check()
     for words in watching.pick_up(click.get_current_context().invoked_subcommand):
         click.echo(words, err=True)

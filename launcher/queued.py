@@ -13,7 +13,7 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -92,6 +92,22 @@ def rows(*states: State) -> list[Queued]:
     return database.read(
         history.file(), lambda db: [from_row(row) for row in db.execute(sql, states).fetchall()], []
     )
+
+
+def with_slots(recorded: Collection[str]) -> list[Queued]:
+    """Those that start or go on, also those still `recorded`; thousands that are over cost nothing."""
+    names = list(recorded)
+    going = "SELECT q.* FROM runs r JOIN queue q ON q.run = r.run WHERE r.state IN ('starting', 'running')"
+    marks = ",".join("?" * len(names))
+    some = f"SELECT * FROM queue WHERE run IN ({marks})"  # noqa: S608 - question marks only
+
+    def work(db: sqlite3.Connection) -> list[Queued]:
+        starting = db.execute("SELECT * FROM queue WHERE state = 'starting'").fetchall()
+        found = [*starting, *db.execute(going).fetchall(), *db.execute(some, names).fetchall()]
+        each = {row["run"]: from_row(row) for row in found if row["state"] in ("starting", "started")}
+        return sorted(each.values(), key=lambda row: row.place)
+
+    return database.read(history.file(), work, [])
 
 
 def row(run: str) -> Queued | None:

@@ -1,7 +1,7 @@
 """A run in one file, to keep beside a paper or to send: what was asked for and what came out.
 
-`collect` gives the data, which is also what `ringctl report --json` prints (docs/service.md says what is
-in it); `render_html` and `render_markdown` are pure.
+`collect` gives the data, which is also what `ringctl report --json` prints (docs/report.md); `render_html`
+and `render_markdown` are pure.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from launcher import __version__
@@ -28,11 +29,11 @@ QUIET_S = 2.0  # whoever hears nothing for so long has heard what there is
 LONGEST_S = 120.0
 
 
-def collect(run: str) -> dict[str, Any]:
-    """All that is written down here of a run; no host is asked."""
+def collect(run: str, detail: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """All that is written down here of a run; no host is asked. A service knows more of its `detail`."""
     from launcher import listing, tape
 
-    detail = listing.detail(run)
+    detail = detail or listing.detail(run)
     if detail is None:
         raise InputError(f"there is no run {run!r}", fix="ringctl runs list shows them")
     page = tape.lines(run, limit=LAST_LINES)

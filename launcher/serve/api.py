@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -15,6 +16,7 @@ from launcher.errors import InputError, RingctlError
 from launcher.inventory import variable_problem
 from launcher.model import from_json, to_json
 from launcher.plan import is_trainer, place
+from launcher.redact import SHOWN, tells
 from launcher.serve import prom
 from launcher.serve.auth import Who
 from launcher.serve.call import Answer, Call, Refused
@@ -91,11 +93,10 @@ def checkpoints(call: Call) -> dict[str, Any]:
 
 def submission(call: Call) -> dict[str, Any]:
     """Also of a run that was launched without the service, as far as it is remembered."""
-    row_of(call)
+    owner = row_of(call)["user"]
     row = queued.row(call.path["run"])
     if row is not None:
-        found: dict[str, Any] = to_json(row.submission)
-        return found
+        return shown_to(call.who, owner, row.submission)
     record = history.read(call.path["run"])
     if record is None:
         raise Refused(404, "how this run was started is not known here")
@@ -112,12 +113,20 @@ def submission(call: Call) -> dict[str, Any]:
         prefork=options.prefork,
         shared=options.shared,
     )
+    return shown_to(call.who, owner, said)
+
+
+def shown_to(who: Who | None, owner: str, said: queued.Submission) -> dict[str, Any]:
+    """For others than its owner without variables that look like secrets, as plans are shown."""
+    if who is None or not (who.may("admin") or who.name == owner):
+        hidden = {name: SHOWN if tells(name, value) else value for name, value in said.variables.items()}
+        said = replace(said, variables=hidden)
     return dict(to_json(said))
 
 
 def report(call: Call) -> Answer:
     row_of(call)
-    data = reports.collect(call.path["run"])
+    data = reports.collect(call.path["run"], call.service.detail(call.path["run"]))
     if call.query["format"] == "json":
         return Answer(data)
     if call.query["format"] == "markdown":
@@ -149,7 +158,7 @@ def mine(call: Call) -> dict[str, Any]:
 def stop(call: Call) -> dict[str, Any]:
     row = mine(call)
     run = row["run"]
-    if row["state"] == "queued":
+    if row["state"] == "queued" or (row["state"] == "starting" and history.read(run) is None):
         return cancel(call)
     done = ringctl("stop", run, "--json")
     done.json()
@@ -185,13 +194,24 @@ def restart(call: Call) -> dict[str, Any]:
         keeper.reserved[run] = needed
     try:
         more = ["--world", str(world)] if world is not None else ["--grow"] if grow else []
-        done = ringctl("restart", run, "--detach", "--json", *more, seconds=300.0)
+        folder = code_folder(run, record.options.workdir)
+        done = ringctl("restart", run, "--detach", "--json", *more, seconds=300.0, folder=folder)
         done.json()
     finally:
         keeper.look_for_runs()
         keeper.reserved.pop(run, None)
         keeper.wake()
     return known(call, listing.row(run))
+
+
+def code_folder(run: str, launched_in: str) -> Path:
+    """Where a restart looks for the run's code: not in whatever folder the service was started in."""
+    for folder in (queued.work_folder(run), Path(launched_in or "/nonexistent")):
+        if folder.is_dir():
+            return folder
+    empty = history.home() / "serve" / "empty"
+    history.make_folder(empty)
+    return empty
 
 
 def refuse_taken(call: Call, run: str, needed: dict[str, int]) -> None:

@@ -78,7 +78,7 @@ class Gate:
         except RingctlError as error:
             answer = refusal(error).answer()
         except Exception:
-            log.exception("%s %s", request.method, request.url.path)
+            log.exception("%r %r", request.method, request.url.path)
             answer = Refused(
                 500, "this is a mistake in ringctl", "its log says more: please report it"
             ).answer()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from launcher.errors import RingctlError
@@ -39,7 +40,7 @@ class Done:
         return Refused(status, error, " ".join(line.strip() for line in lines[start + 1 : start + 3]))
 
 
-def ringctl(*args: str, seconds: float = 120.0) -> Done:
+def ringctl(*args: str, seconds: float = 120.0, folder: Path | None = None) -> Done:
     """Run it to its end, in a session of its own: should we be killed, it goes on."""
     if not MOST.acquire(timeout=30.0):
         raise Refused(429, "the service is busy with other requests", "try again in a moment")
@@ -50,6 +51,7 @@ def ringctl(*args: str, seconds: float = 120.0) -> Done:
             capture_output=True,
             timeout=seconds,
             start_new_session=True,
+            cwd=folder,
             check=False,
         )
     except subprocess.TimeoutExpired:

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import signal
-import sqlite3
 import subprocess
 import threading
 import time
@@ -18,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from launcher import database, history, queued, recorder, runs, schedule, watching
+from launcher import history, queued, recorder, runs, schedule, watching
 from launcher.agent import Agent
 from launcher.ask import chosen_hosts
 from launcher.errors import InputError, RingctlError
@@ -36,6 +35,7 @@ log = logging.getLogger("ringctl.serve")
 
 TICK_S = 0.2
 LOOK_S = 1.0  # how often it looks for runs that others have started
+TIDY_S = 5.0
 HOSTS_S = 3.0  # how often hosts are asked
 FRESH_S = 1.0  # what a host said is believed for so long when slots are given away
 MOST_TRIES = 3  # of a launch that was killed before it came to an end
@@ -68,7 +68,7 @@ class Keeper:
         self._wake = threading.Event()
         self._ask_now = threading.Event()
         self._asked = 0.0  # when all hosts were last asked
-        self._looked = 0.0
+        self._looked = self._tidied = 0.0
         self._pool = Pool(no_input=True)
         self._asking = threading.Lock()
         self._threads = [
@@ -122,6 +122,8 @@ class Keeper:
             self._looked = time.monotonic()
             self.look_for_runs()
             self.give_slots()
+        if time.monotonic() - self._tidied > TIDY_S:
+            self._tidied = time.monotonic()
             self.tidy()
 
     # --- launches ---
@@ -242,19 +244,14 @@ class Keeper:
 
     def own(self) -> list[schedule.Taken]:
         """The slots of our runs that start or go on; also between two attempts of one."""
-        states = run_states()
         taken = [
             schedule.Taken(row.run, row.slots, row.submission.shared, row.user)
-            for row in queued.rows("starting", "started")
-            if row.state == "starting" or self.goes_on(row.run, states)
+            for row in queued.with_slots(list(self.recorders))
         ]
         known = {each.run for each in taken}
         return taken + [
             schedule.Taken(run, slots) for run, slots in self.reserved.items() if run not in known
         ]
-
-    def goes_on(self, run: str, states: Mapping[str, str]) -> bool:
-        return run in states or run in self.recorders
 
     def others(self, own: set[str]) -> tuple[schedule.Taken, ...]:
         told = {name: seen.now.runs for name, seen in self.hosts.items() if seen.now is not None}
@@ -341,11 +338,11 @@ class Keeper:
         with_secrets = [path.parent.name for path in place.glob("*/secrets.env")]
         if not with_secrets:
             return
-        going = run_states()
+        going = {row.run for row in queued.with_slots(list(self.recorders))}
         for run in with_secrets:
             row = queued.row(run)
             waits = row is None or row.state in ("queued", "starting")
-            if not waits and not self.goes_on(run, going) and not watching.is_watched(run):
+            if not waits and run not in going and not watching.is_watched(run):
                 queued.remove_secrets(run)
 
 
@@ -353,13 +350,3 @@ def heard(before: Seen, answer: HostNow | RingctlError) -> Seen:
     if isinstance(answer, RingctlError):
         return replace(before, error=answer.message)
     return Seen(answer, time.time())
-
-
-def run_states() -> dict[str, str]:
-    """The runs that are not over."""
-    sql = "SELECT run, state FROM runs WHERE state IN ('starting', 'running')"
-
-    def work(db: sqlite3.Connection) -> dict[str, str]:
-        return {row["run"]: row["state"] for row in db.execute(sql)}
-
-    return database.read(history.file(), work, {})

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from launcher.serve.stream import Live
 
 FIRST_ROWS = 50
+MOST_WAITING = 10_000
 PREFLIGHT = "serve:preflight"
 
 
@@ -105,9 +106,9 @@ class Service:
             queued.rows("queued", "starting"),
             key=lambda row: (row.state != "starting", -row.submission.priority, row.place),
         )
-        rows = [found for row in waiting if (found := listing.row(row.run))]
         # A launch may still be at it when its run is seen to go on.
-        return [row for row in rows if row["state"] in ("queued", "starting")]
+        rows = {row["run"]: row for row in listing.rows(limit=MOST_WAITING, state="queued,starting")}
+        return [rows[row.run] for row in waiting if row.run in rows]
 
     # --- hosts ---
 

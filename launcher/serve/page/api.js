@@ -1,5 +1,7 @@
 // Talks to the service. Every failure is a Failure: what happened, and what to do.
 
+const AGAIN_MS = [200, 1000]; // after a failure to reach it
+
 export class Failure extends Error {
   constructor(message, fix = "", status = 0) {
     super(message);
@@ -12,21 +14,25 @@ export const get = (path, query, signal) => ask("GET", path, query, undefined, s
 export const post = (path, body = {}) => ask("POST", path, null, body);
 
 async function ask(method, path, query, body, signal) {
-  let answer, told = null;
-  try {
-    answer = await fetch(address(path, query), {
-      method, signal, credentials: "same-origin", cache: "no-store",
-      headers: body === undefined ? {} : { "Content-Type": "application/json" },
-      body: body === undefined ? undefined : JSON.stringify(body),
-    });
-    told = await answer.json().catch(() => null);
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new Failure("The service does not answer", "Is `ringctl serve` still running? This page tries again by itself.");
-  }
+  const options = { method, signal, credentials: "same-origin", cache: "no-store" };
+  if (body !== undefined) Object.assign(options, { headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+  const answer = await reached(address(path, query), options), told = await answer.json().catch(() => null);
   if (answer.ok) return told;
   if (answer.status === 401) throw new Failure("You are not signed in here", "Type `ringctl serve link` and open what it prints.", 401);
   throw new Failure(told?.error ?? `The service answered ${answer.status}`, told?.fix ?? "", answer.status);
+}
+
+/** Asks again for what may be asked twice: a laptop that changes its network drops all its connections. */
+async function reached(where, options) {
+  for (let again = options.method === "GET" ? AGAIN_MS : []; ; again = again.slice(1)) {
+    try {
+      return await fetch(where, options);
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      if (!again.length) throw new Failure("The service does not answer", "Is `ringctl serve` still running, and are you connected?");
+      await new Promise((done) => setTimeout(done, again[0]));
+    }
+  }
 }
 
 /** A path and its query, without what is empty. */

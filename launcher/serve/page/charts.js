@@ -95,6 +95,7 @@ export class LineChart {
     }
     if (low === Infinity) { low = this.log ? 0.1 : 0; high = 1; }
     if (this.options.zero && !this.log) low = Math.min(low, 0);
+    if (low === high && this.options.percent) { low = Math.max(0, low - 0.05); high = Math.min(1, high + 0.05); }
     if (low === high) { low = this.log ? low / 2 : low - Math.abs(low || 1) / 2; high = this.log ? high * 2 : high + Math.abs(high || 1) / 2; }
     if (!this.log) {
       const room = (high - low) * 0.06;
@@ -149,7 +150,7 @@ export class LineChart {
       ys.map((value) => [
         svg("line", { x1: MARGIN.left, x2: MARGIN.left + scale.inner, y1: scale.y(value), y2: scale.y(value) }),
         svg("text", { x: MARGIN.left - 8, y: scale.y(value) + 4, "text-anchor": "end" }, write(value))]),
-      xs.filter((value) => scale.x(value) < this.width - 70).map((value) => svg("text", { x: scale.x(value), y: CHART_HEIGHT - 10, "text-anchor": "middle" }, shortNumber(value))),
+      xs.filter((value) => Number.isInteger(value) && scale.x(value) < this.width - 70).map((value) => svg("text", { x: scale.x(value), y: CHART_HEIGHT - 10, "text-anchor": "middle" }, shortNumber(value))),
       svg("text", { x: this.width - MARGIN.right, y: CHART_HEIGHT - 10, "text-anchor": "end" }, this.options.x),
       svg("line", { class: "base", x1: MARGIN.left, x2: MARGIN.left + scale.inner, y1: MARGIN.top + scale.tall, y2: MARGIN.top + scale.tall }));
   }
@@ -187,7 +188,7 @@ export class LineChart {
   sentence() {
     const line = this.lines.findLast((one) => !one.faint);
     if (!line) return "";
-    const write = this.options.write, first = line.y[0], last = line.y[line.y.length - 1];
+    const write = this.options.write, told = line.told ?? line.y, first = told[0], last = told[told.length - 1];
     const unit = this.options.unit ? ` ${this.options.unit}` : "", at = `at ${this.options.x} ${whole(line.x[line.x.length - 1])}`;
     const who = this.lines.filter((one) => !one.faint).length > 1 && line.label ? `${line.label}: ` : "";
     if (line.y.length === 1 || first === last) return `${who}${write(last)}${unit} ${at}`;

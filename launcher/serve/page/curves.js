@@ -5,6 +5,7 @@ import { LineChart, CHARTS } from "./charts.js";
 import { smooth } from "./series.js";
 
 const SOLID = 8; // after so many colours they come again, dashed
+const ENOUGH = 20; // points; fewer do not tremble, and would only lag behind
 
 export class Curves {
   constructor() {
@@ -60,5 +61,6 @@ export function attemptMarks(measured, key) {
 }
 
 function softened(line) {
-  return line.faint ? [line] : [{ ...line, faint: true }, { ...line, y: smooth(line.y), low: [], high: [] }];
+  if (line.faint || line.x.length < ENOUGH) return [line];
+  return [{ ...line, faint: true }, { ...line, y: smooth(line.y), told: line.y, low: [], high: [] }];
 }

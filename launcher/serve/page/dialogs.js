@@ -34,7 +34,7 @@ export function announce(text, { bad = false, fix = "" } = {}) {
 }
 
 const KEYS_TOLD = [
-  ["j  k  or arrows", "next and previous in a list"],
+  ["j  k  ↓  ↑", "next and previous in a list"],
   ["Enter", "open it"],
   ["x", "choose it for a comparison"],
   ["/", "search"],

@@ -34,9 +34,9 @@ export class LogView {
   }
 
   build(ranks) {
-    const pick = (name, label, options) => h("label", { class: "pick" }, h("span", { class: "unseen" }, label),
+    const pick = (name, label, all, options) => h("label", { class: "pick" }, h("span", { class: "unseen" }, label),
       h("select", { "aria-label": label, onchange: (event) => this.filter(name, event.target.value) },
-        h("option", { value: "" }, `every ${label.toLowerCase()}`), options.map(([value, text]) => h("option", { value, selected: String(value) === this.filters[name] }, text))));
+        h("option", { value: "" }, all), options.map(([value, text]) => h("option", { value, selected: String(value) === this.filters[name] }, text))));
     const hosts = [...new Set(ranks.map((rank) => rank.host))];
     let typing = 0;
     this.followBox = h("input", { type: "checkbox", role: "switch", checked: this.follows, "data-follow": "", onchange: (event) => this.follow(event.target.checked) });
@@ -45,8 +45,8 @@ export class LogView {
       oninput: (event) => { clearTimeout(typing); typing = setTimeout(() => this.filter("search", event.target.value), TYPING_MS); } });
     this.count = h("span", { class: "soft count", role: "status" });
     this.tools = h("div", { class: "logtools" }, h("div", { class: "searchbox" }, icon("search"), this.searchBox),
-      pick("rank", "Rank", ranks.map((rank) => [rank.rank, `rank ${rank.rank}`])), pick("host", "Host", hosts.map((host) => [host, host])),
-      pick("stream", "Stream", [["out", "stdout"], ["err", "stderr"]]),
+      pick("rank", "Rank", "all ranks", ranks.map((rank) => [rank.rank, `rank ${rank.rank}`])), pick("host", "Host", "all hosts", hosts.map((host) => [host, host])),
+      pick("stream", "Stream", "out and err", [["out", "stdout"], ["err", "stderr"]]),
       h("label", { class: "tickbox" }, this.foldBox, "Fold repeats"), h("label", { class: "tickbox" }, this.followBox, "Follow"), this.count);
     this.list = h("div", { class: "loglines" });
     this.spacer = h("div", { class: "logspace" }, this.list);

@@ -5,7 +5,7 @@ import { bandwidth, milliseconds, isNumber, stateOf, whole, isActive } from "./f
 
 const SIDE = 380;
 const MIDDLE = SIDE / 2;
-const FEW = 8; // with more ranks only the slowest link is labelled
+const FEW = 6; // with more ranks only the slowest link is labelled
 const SLOW = 0.7; // of the usual bandwidth
 
 /** Rank -> its link to the next one: {from, to, source, target, latency_ms, mbit_s, inside}. */
@@ -80,7 +80,7 @@ export class Ring {
 
   label(link, at, count, place, radius, slow) {
     if (!isNumber(link.mbit_s) || (count > FEW && !slow)) return null;
-    const [x, y] = place(at + 0.5, count <= FEW ? (count <= 3 ? radius - 42 : radius - 36) : radius - 44);
+    const [x, y] = place(at + 0.5, count <= FEW ? (count <= 3 ? radius - 42 : radius - 36) : radius - 56);
     return svg("g", { class: `linklabel${slow ? " slow" : ""}` },
       svg("text", { x, y: y - 1, "text-anchor": "middle" }, bandwidth(link.mbit_s)),
       svg("text", { class: "soft", x, y: y + 12, "text-anchor": "middle" }, milliseconds(link.latency_ms)));

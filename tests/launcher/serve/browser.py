@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
     "--disable-crash-reporter", "--disable-breakpad", "--hide-scrollbars",
 )  # fmt: skip
+NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 needs_chromium = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs Debian's chromium")
 
 
@@ -30,7 +33,18 @@ class Browser:
         self.driver = driver
 
     def open(self, address: str) -> None:
-        self.driver.get(address)
+        """Again if the machine's network changed meanwhile, at which a browser drops what it is about."""
+        from selenium.common.exceptions import WebDriverException
+
+        for _ in range(5):
+            try:
+                self.driver.get(address)
+            except WebDriverException as error:
+                if "ERR_NETWORK_CHANGED" not in str(error):
+                    raise
+            if "ERR_NETWORK_CHANGED" not in self.text():
+                return
+        raise AssertionError(f"{address}: the network changes all the time")
 
     def size(self, width: int, height: int, *, dark: bool = False, scale: float = 1) -> None:
         """How large the window is, and what colours whoever looks at it likes."""
@@ -80,6 +94,28 @@ class Browser:
     def requests(self) -> list[str]:
         """Whatever the document has asked for."""
         return list(self.script("return performance.getEntriesByType('resource').map((one) => one.name)"))
+
+
+@contextlib.contextmanager
+def quiet_network() -> Iterator[None]:
+    """A network of our own with nothing but loopback, for what is started here meanwhile: other tests put up
+    hosts, and at each a browser drops its connections. Without root, we live with that."""
+    if os.geteuid() != 0:
+        yield
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if libc.unshare(NEW_NETWORK) != 0:
+            raise OSError(ctypes.get_errno(), "unshare")
+        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+        try:
+            yield
+        finally:
+            if libc.setns(before, NEW_NETWORK) != 0:
+                raise OSError(ctypes.get_errno(), "setns")
+    finally:
+        os.close(before)
 
 
 @contextlib.contextmanager

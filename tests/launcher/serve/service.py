@@ -137,13 +137,17 @@ class Answer:
 @contextlib.contextmanager
 def serving(*options: str, slots: int = 2) -> Iterator[Service]:
     """Runs that are left are ended, then the service."""
-    service = Service(*options, slots=slots).start()
+    service = Service(*options, slots=slots)
     try:
-        yield service
-    finally:
+        yield service.start()
         if service.process is not None:
             end_runs(service)
             assert service.stop() == 0, (service.folder / "serve.err").read_text()
+    finally:
+        if service.process is not None:  # the test has failed
+            with contextlib.suppress(Exception):
+                end_runs(service)
+            service.kill()
 
 
 def end_runs(service: Service) -> None:

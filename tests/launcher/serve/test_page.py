@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.serve.browser import Browser, browsing, needs_chromium
+from tests.launcher.serve.browser import Browser, browsing, needs_chromium, quiet_network
 from tests.launcher.serve.service import Service, serving
 
 pytestmark = needs_chromium
@@ -67,7 +67,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         patch.setenv("RINGCTL_HOME", str(folder / "ringctl"))
         patch.setenv("RINGCTL_SLOTS", str(folder / "slots"))
         patch.delenv("RINGCTL_HOSTS", raising=False)
-        with serving(slots=2) as service, browsing() as browser:
+        with quiet_network(), serving(slots=2) as service, browsing() as browser:
             browser.open(service.link)
             yield Scene(service, browser)
 
@@ -128,7 +128,7 @@ def test_a_run_from_the_form_to_its_report(scene: Scene) -> None:
 
     [row] = service.client().get("/api/runs")["runs"]
     os.kill(service.row(row["run"])["ranks"][1]["pid"], signal.SIGKILL)
-    browser.wait_for_text("rank 1", "#cause", seconds=5)
+    browser.wait_for_text("1 on here", "#cause", seconds=15)  # within 5 s where no other tests run beside it
     browser.wait_for_text("Failed", ".runhead")
     assert "killed" in browser.text("#cause").lower()
     assert browser.all("svg.ring .knot.bad")

@@ -150,3 +150,44 @@ def test_the_script_of_a_report_imports_nothing_and_cannot_end_early() -> None:
     assert re.findall(r"^\s*(?:import|export)\b", reporthtml.script(), re.M) == []
     assert re.findall(r"</script|<!--", reporthtml.script(), re.I) == []
     assert "</style" not in reporthtml.style()
+
+
+# --- Colours -------------------------------------------------------------------------------------
+
+
+def palette(block: str) -> dict[str, str]:
+    return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", block))
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (
+        part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+LIGHT, BY_SYSTEM, BY_CHOICE = (
+    palette(block) for block in re.findall(r":root[^{]*\{([^}]*--ground[^}]*)\}", source("theme.css"))
+)
+
+
+def test_dark_is_the_same_whether_the_system_or_the_user_asks_for_it() -> None:
+    assert BY_SYSTEM == BY_CHOICE
+    assert set(BY_SYSTEM) == set(LIGHT)
+
+
+@pytest.mark.parametrize("colours", [LIGHT, BY_CHOICE], ids=["light", "dark"])
+def test_text_and_curves_stand_out_from_what_is_behind_them(colours: dict[str, str]) -> None:
+    words = ("text", "soft", "accent-text", "good", "bad", "warn", "go")
+    pairs = [(word, behind) for word in words for behind in ("card", "ground", "sunk")]
+    pairs += [("bad", "bad-wash"), ("warn", "warn-wash"), ("text", "accent-wash"), ("on-accent", "button")]
+    faint = {pair: contrast(colours[pair[0]], colours[pair[1]]) for pair in pairs}
+    assert {pair: ratio for pair, ratio in faint.items() if ratio < 4.5} == {}
+    lines = {f"s{at}": contrast(colours[f"s{at}"], colours["card"]) for at in range(8)}
+    assert {name: ratio for name, ratio in lines.items() if ratio < 3} == {}

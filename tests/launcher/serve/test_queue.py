@@ -164,6 +164,44 @@ def test_a_run_is_stopped_and_started_again_by_the_command_line(tmp_path: Path) 
         assert "works on the hosts" in ringctl(*by, "preflight", code=2).stderr
 
 
+def test_a_run_that_fails_starts_again_by_itself_and_keeps_its_slots() -> None:
+    script = "import os; n = os.environ['RINGCTL_ATTEMPT']; print('attempt', n); exit(n == '1')"
+    with serving() as service:
+        again = {"max_restarts": 2, "restart_delay": 0.5, "prefork": False}
+        run = service.submit(sys.executable, "-c", script, world=2, **again)
+        after = service.submit(sys.executable, "-c", "print('after')", world=2, prefork=False)
+        found = service.wait_for_state(after, "succeeded")
+        first = service.row(run)
+        assert (first["state"], first["attempt"]) == ("succeeded", 2)
+        assert [each["state"] for each in first["attempts"]] == ["failed", "succeeded"]
+        assert found["started"] > first["ended"], "nobody else had its slots in between"
+        assert sorted(service.lines(run)) == ["attempt 1", "attempt 1", "attempt 2", "attempt 2"]
+
+
+def test_variables_that_look_like_secrets_are_for_their_owner() -> None:
+    with serving() as service:
+        variables = {"API_TOKEN": "abcdef", "LEVEL": "3"}
+        run = service.submit("x", at=9e9, variables=variables)
+        there = f"/api/runs/{run}/submission"
+        assert service.client().get(there)["variables"] == variables
+        token = ringctl("serve", "token", "add", "bob").stdout.strip()
+        seen = service.raw("GET", there, token=token).json["variables"]
+        assert seen == {"API_TOKEN": "***", "LEVEL": "3"}
+        detail = service.raw("GET", f"/api/runs/{run}", token=token).body
+        assert b"abcdef" not in detail
+
+
+def test_a_service_started_where_another_is_named_works_on_its_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGCTL_SERVER", "http://127.0.0.1:1")
+    with serving() as service:
+        run = held(service, tmp_path / "go", world=1)
+        service.wait_for_state(run, "running")
+        service.client().post(f"/api/runs/{run}/stop")
+        service.wait_for_state(run, "stopped")
+
+
 def test_others_may_not_stop_what_is_not_theirs(tmp_path: Path) -> None:
     with serving() as service:
         run = held(service, tmp_path / "go", world=1)

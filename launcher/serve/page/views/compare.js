@@ -12,6 +12,7 @@ import { note, runLink } from "../router.js";
 import { times, title } from "../runparts.js";
 
 const MOST = 8; // as many as there are colours
+const ENOUGH = 20; // points that are worth smoothing
 
 export function compareView(place, { query }) {
   let chosen = (query.runs ?? "").split(",").filter(Boolean).slice(0, MOST), closed = false, only = true, smoothed = false, asked = null, curves = [];
@@ -54,7 +55,7 @@ export function compareView(place, { query }) {
     const draw = (log) => made.forEach(({ options, chart }) => {
       chart.log = log && Boolean(options.logarithmic);
       chart.draw(curves.flatMap(({ run, measured }, at) => measured.means(options.key, options.sum).map((curve, of, every) => ({
-        ...curve, low: [], high: [], y: smoothed ? smooth(curve.y) : curve.y, colour: at, faint: of < every.length - 1, label: title(run),
+        ...curve, low: [], high: [], y: smoothed && curve.y.length >= ENOUGH ? smooth(curve.y) : curve.y, told: curve.y, colour: at, faint: of < every.length - 1, label: title(run),
       }))));
     });
     const logBox = h("input", { type: "checkbox", onchange: () => draw(logBox.checked) });
