@@ -1546,6 +1546,9 @@ def command_start(request: dict[str, Any]) -> dict[str, Any]:
     lock = lock_starts(folder)
     try:
         if not fresh:
+            before = answered_before(folder, request)
+            if before is not None:
+                return before
             refuse_again(request)
         replace_file(os.path.join(folder, "plan.json"), json.dumps(request).encode())
         read, write = os.pipe()
@@ -1581,6 +1584,19 @@ def is_stopped(folder: str, request: dict[str, Any]) -> bool:
     word = read_json(os.path.join(folder, "stop.json")) or {}
     unwanted = bool(request.get("automatic")) and word.get("reason") == "stopped"
     return unwanted or stop_word(folder, int(request["attempt"])) is not None
+
+
+def answered_before(folder: str, request: dict[str, Any]) -> dict[str, Any] | None:
+    """The answer to this very request, if it was carried out and the connection was lost before it arrived."""
+    token, plan = request.get("token"), read_json(os.path.join(folder, "plan.json"))
+    state = read_state(str(request["run"]))
+    same = token and plan and plan.get("token") == token and state and state["attempt"] == request["attempt"]
+    if not same or state is None or state["state"] == "lost" or is_stopped(folder, request):
+        return None
+    failed = [rank["reason"] for rank in state["ranks"] if rank["reason"] and not rank["pid"]]
+    if failed and state["state"] in FINAL:
+        raise Refused(failed[0])
+    return {"hostd": state["hostd"]["pid"], "ranks": {str(r["rank"]): r["pid"] for r in state["ranks"]}}
 
 
 def refuse_again(request: dict[str, Any]) -> None:

@@ -88,17 +88,15 @@ def start(
     conversation that saves the host another process. What starts by itself (`automatic`) does not where
     somebody has stopped the run."""
     secret = secrets.token_hex(32)  # of this attempt's supervisors; nowhere but on their hosts
-    requests = {
-        host.host: {**start_request(plan, host.host), "lease": lease(plan, secret), "automatic": automatic}
-        for host in plan.hosts
-    }
+    common = {"lease": lease(plan, secret), "automatic": automatic, "token": secrets.token_hex(16)}
+    requests = {host.host: {**start_request(plan, host.host), **common} for host in plan.hosts}
 
     def start_there(name: str) -> dict[str, Any]:
         try:
             if open_ and name in open_:
                 return open_[name].last(requests[name], ANSWER_S)
         except HostError:
-            pass  # it ended meanwhile; should it have started them after all, the next one says so
+            pass  # it ended meanwhile; should it have started them after all, the next one is told the same
         return agents[name].start(requests[name])
 
     results = fan_out(requests, start_there)

@@ -232,6 +232,16 @@ def test_a_run_stopped_before_its_start_reached_the_host_does_not_start() -> Non
     assert b"it was stopped while it was starting" in ask_hostd("start", first)
 
 
+def test_a_start_whose_answer_was_lost_on_its_way_is_answered_again_and_anothers_is_refused() -> None:
+    run = detach(["sleep", "600"], world=1)
+    request = json.loads((run_folder(run) / "plan.json").read_text())
+    pid = state(run)["hostd"]["pid"]
+    assert json.loads(ask_hostd("start", request).partition(b"\n")[2])["hostd"] == pid
+    assert b"there is a run" in ask_hostd("start", {**request, "token": "another"})
+    ringctl("stop", run)
+    assert b"it was stopped while it was starting" in ask_hostd("start", request)
+
+
 def test_a_run_stopped_while_its_environment_is_activated_is_stopped(tmp_path: Path) -> None:
     prefix = tmp_path / "env"
     (prefix / "bin").mkdir(parents=True)
