@@ -1816,11 +1816,23 @@ def first_cursor(folder: str, request: dict[str, Any]) -> tuple[int, int, int]:
         there = sorted({attempt for attempt, _ in segments(folder)})
     except FileNotFoundError:
         raise Refused(f"there is no run {os.path.basename(folder)} on this host") from None
+    if request.get("follow"):
+        there = [attempt for attempt in there if attempt <= begun_attempt(folder, there)]
     wanted = int(request.get("attempt") or 0) or (there[-1] if there else 0)
     if wanted not in there:
         which = f"attempt {wanted} of run" if wanted else "run"
         raise Refused(f"{which} {os.path.basename(folder)} {NOT_STARTED}")
     return wanted, 1, 0
+
+
+def begun_attempt(folder: str, there: list[int]) -> int:
+    """The newest attempt that has a state. One that only has a log is about to start: as yet the state is that
+    of the attempt before, by which it would be taken for over."""
+    path = os.path.join(folder, "state.json")
+    state = read_json(path)
+    if state is None:
+        return there[-1] if there and os.path.exists(path) else 0
+    return int(state["attempt"])
 
 
 def note(kind: str, **data: object) -> None:

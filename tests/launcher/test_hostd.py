@@ -242,6 +242,17 @@ def test_a_start_whose_answer_was_lost_on_its_way_is_answered_again_and_anothers
     assert b"it was stopped while it was starting" in ask_hostd("start", request)
 
 
+def test_who_follows_an_attempt_that_is_about_to_start_is_not_told_that_it_is_over() -> None:
+    """The supervisor has opened its log, and has not written its state yet."""
+    run = detach(["sh", "-c", "exit 3"], world=1)
+    wait_until_final(run)
+    (run_folder(run) / "events-2-000001.jsonl").touch()
+    wanted: dict[str, object] = {"run": run, "follow": True, "attempt": 2}
+    assert b"was not started on this host" in ask_hostd("follow", wanted)
+    (run_folder(run) / "state.json").unlink()
+    assert b"was not started on this host" in ask_hostd("follow", {**wanted, "attempt": 1})
+
+
 def test_a_run_stopped_while_its_environment_is_activated_is_stopped(tmp_path: Path) -> None:
     prefix = tmp_path / "env"
     (prefix / "bin").mkdir(parents=True)
