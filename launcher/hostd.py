@@ -140,9 +140,10 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def carriers(run: str) -> list[int]:
-    """All our processes whose environment carries the run's id, except this one."""
-    mark = b"\0RINGCTL_RUN=" + run.encode() + b"\0"
+def carriers(run: str, upto: int | None = None) -> list[int]:
+    """All our processes whose environment carries the run's id, except this one; only those of attempts `upto`
+    one, if it is given."""
+    mark, attempt = b"\0RINGCTL_RUN=" + run.encode() + b"\0", re.compile(rb"\0RINGCTL_ATTEMPT=(\d+)\0")
     found = []
     for pid in all_pids():
         try:
@@ -151,7 +152,9 @@ def carriers(run: str) -> list[int]:
         except OSError:
             continue
         if mark in environ and pid != os.getpid() and start_time(pid) is not None:
-            found.append(pid)
+            number = attempt.search(environ)
+            if upto is None or number is None or int(number.group(1)) <= upto:
+                found.append(pid)
     return found
 
 
@@ -1718,8 +1721,8 @@ def close_books(folder: str, reason: str) -> None:
         remove_file(room_file(folder))
         remove_leftovers(os.path.join(folder, "state.json"))
         state = read_json(os.path.join(folder, "state.json"))
-        if state is None or state["state"] in FINAL:
-            return
+        if state is None or state["state"] in FINAL or alive(state["hostd"]):
+            return  # the last: of a later attempt, which began this moment
         asked = stop_word(folder, int(state["attempt"]))
         stopped = asked is not None and asked.get("reason", "stopped") == "stopped"
         reason = "stopped" if stopped else reason
@@ -1878,21 +1881,23 @@ def command_stop(request: dict[str, Any]) -> dict[str, Any]:
     run, grace = str(request["run"]), float(request.get("grace", 5.0))
     reason, attempt = str(request.get("reason") or "stopped"), int(request.get("attempt") or 1)
     folder = run_folder(run)
+    upto = attempt if request.get("exact") else None  # None: also whatever later one there is
     before = state_or_word(run, attempt, grace, reason)
     if before is None:
-        return {"known": False, "ended": [], "left": kill_all(lambda: carriers(run), 5.0)}
-    if request.get("exact") and int(before["attempt"]) > attempt:
+        return {"known": False, "ended": [], "left": kill_all(lambda: carriers(run, upto), 5.0)}
+    if upto is None or int(before["attempt"]) <= upto:
+        try:
+            leave_word(folder, max(attempt, int(before["attempt"])), grace, reason)
+        except OSError:
+            pass  # a full disk: it ends all the same, with the supervisor's own grace
+        before = read_state(run) or before  # what was about to start has not seen the word, and is there by now
+    if upto is not None and int(before["attempt"]) > upto:
         # Late: what runs here now is not what was to be ended.
         return {"known": True, "was": before["state"], "state": before["state"], "ended": [], "left": []}
-    try:
-        leave_word(folder, max(attempt, int(before["attempt"])), grace, reason)
-    except OSError:
-        pass  # a full disk: it ends all the same, with the supervisor's own grace
-    before = read_state(run) or before  # what was about to start has not seen the word, and is there by now
     running = [r["rank"] for r in before["ranks"] if r["state"] in ("waiting", "running")]
     if before["state"] not in FINAL:
         terminate(before, grace + 15.0)
-    left = kill_all(lambda: carriers(run), 5.0)
+    left = kill_all(lambda: carriers(run, upto), 5.0)
     try:
         close_books(folder, reason)
     except OSError:

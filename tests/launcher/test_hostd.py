@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import signal
@@ -481,3 +482,28 @@ def test_a_stop_of_ringctls_own_that_arrives_late_does_not_end_a_later_attempt()
     ask_hostd("stop", {**late, "exact": True})
     assert (state(run)["attempt"], state(run)["state"]) == (2, "running")
     assert b'"ended": [0]' in ask_hostd("stop", {**late, "reason": "stopped"})
+
+
+def test_a_late_stop_that_meets_a_later_attempt_on_its_way_leaves_it_alone() -> None:
+    run = detach(["sleep", "600"], world=1)
+    ringctl("stop", run, "--grace", "0")
+    late = {"run": run, "grace": 0.0, "reason": "it is started again", "attempt": 1, "exact": True}
+    lock = os.open(run_folder(run) / "lock", os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)  # it has seen the first attempt, and is slow to leave its word
+    argv = [sys.executable, "-I", "-S", str(HOSTD), "stop"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as stopping:
+        assert stopping.stdin is not None
+        stopping.stdin.write(json.dumps(late).encode())
+        stopping.stdin.close()
+        wait_for(lambda: waits_for_a_lock(stopping.pid), "the stop")
+        ringctl("restart", run, "--detach")
+        os.close(lock)
+    pid = state(run)["ranks"][0]["pid"]
+    assert (state(run)["attempt"], state(run)["state"]) == (2, "running")
+    assert is_alive(pid)
+    ringctl("stop", run, "--grace", "0")
+
+
+def waits_for_a_lock(pid: int) -> bool:
+    locks = Path("/proc/locks").read_text().splitlines()
+    return any("->" in line and f" {pid} " in line for line in locks)
