@@ -1585,7 +1585,7 @@ def is_stopped(folder: str, request: dict[str, Any]) -> bool:
     """Whether this attempt must not start: it was stopped, or it starts by itself after somebody stopped the
     run."""
     word = read_json(os.path.join(folder, "stop.json")) or {}
-    unwanted = bool(request.get("automatic")) and word.get("reason") == "stopped"
+    unwanted = bool(request.get("automatic")) and stopped_in(word) >= int(request.get("since") or 1)
     return unwanted or stop_word(folder, int(request["attempt"])) is not None
 
 
@@ -1937,12 +1937,17 @@ def leave_word(folder: str, attempt: int, grace: float, reason: str) -> None:
             attempt, grace = int(before.get("attempt", attempt)), min(grace, float(before["grace"]))
         elif before and started_after(folder, int(before.get("attempt", attempt))):
             before = None  # that was about an attempt which somebody has wanted another one after
-        if before and before["reason"] == "stopped":
-            reason = "stopped"
-        word = {"attempt": attempt, "grace": grace, "reason": reason, "time": time.time()}
+        wanted = max(attempt if reason == "stopped" else 0, stopped_in(before or {}))
+        word = {"attempt": attempt, "grace": grace, "reason": "stopped" if wanted else reason}
+        word.update(wanted=wanted, time=time.time())
         replace_file(path, json.dumps(word).encode())
     finally:
         os.close(lock)
+
+
+def stopped_in(word: dict[str, Any]) -> int:
+    """The last attempt that somebody wanted stopped; 0 if nobody has."""
+    return int(word.get("wanted") or word.get("attempt") or 1) if word.get("reason") == "stopped" else 0
 
 
 def started_after(folder: str, attempt: int) -> bool:

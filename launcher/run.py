@@ -83,12 +83,14 @@ def start(
     open_: Mapping[str, Conversation] | None = None,
     *,
     automatic: bool = False,
+    since: int = 1,
 ) -> None:
     """Start every host's ranks, or none: if one host cannot, the others are stopped again. In an open
     conversation that saves the host another process. What starts by itself (`automatic`) does not where
-    somebody has stopped the run."""
+    somebody has stopped the run, in the attempt `since` or later."""
     secret = secrets.token_hex(32)  # of this attempt's supervisors; nowhere but on their hosts
-    common = {"lease": lease(plan, secret), "automatic": automatic, "token": secrets.token_hex(16)}
+    common = {"lease": lease(plan, secret), "automatic": automatic, "since": since}
+    common["token"] = secrets.token_hex(16)  # by which a host knows it again, should it be asked twice
     requests = {host.host: {**start_request(plan, host.host), **common} for host in plan.hosts}
 
     def start_there(name: str) -> dict[str, Any]:
@@ -166,7 +168,7 @@ def launch(
             interrupts.hold()
             history.remember(plan, inventory, options)
             begin(plan.run)
-            start(plan, agents, ready.open, automatic=automatic)
+            start(plan, agents, ready.open, automatic=automatic, since=options.since)
         except PortTaken:
             interrupts.release()
             if fixed or attempt == PORT_TRIES - 1:

@@ -475,6 +475,17 @@ def test_what_somebody_has_stopped_stays_stopped_when_a_later_number_was_used_up
     assert b"it was stopped while it was starting" in refused
 
 
+def test_what_was_stopped_before_somebody_started_it_again_elsewhere_may_start_by_itself_here() -> None:
+    """A restart with fewer hosts leaves this one out; then it takes the place of one that is lost."""
+    run = detach(["true"], world=1)
+    ringctl("stop", run)
+    ask_hostd("stop", {"run": run, "grace": 0.0, "reason": "started again", "exact": True, "attempt": 2})
+    plan = json.loads((run_folder(run) / "plan.json").read_text())
+    told = ask_hostd("start", {**plan, "attempt": 3, "automatic": True, "since": 2})
+    assert b"error" not in told, told
+    assert wait_until_final(run)["attempt"] == 3
+
+
 def test_a_stop_of_ringctls_own_that_arrives_late_does_not_end_a_later_attempt() -> None:
     run = detach(["sleep", "600"], world=1)
     ringctl("restart", run, "--detach")
