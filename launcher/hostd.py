@@ -141,8 +141,8 @@ def descendants(root: int) -> list[int]:
 
 
 def carriers(run: str, upto: int | None = None) -> list[int]:
-    """All our processes whose environment carries the run's id, except this one; only those of attempts `upto`
-    one, if it is given."""
+    """All our processes whose environment carries the run's id, except this one; only those of attempts
+    `upto` one, if it is given."""
     mark, attempt = b"\0RINGCTL_RUN=" + run.encode() + b"\0", re.compile(rb"\0RINGCTL_ATTEMPT=(\d+)\0")
     found = []
     for pid in all_pids():
@@ -1590,7 +1590,7 @@ def is_stopped(folder: str, request: dict[str, Any]) -> bool:
 
 
 def answered_before(folder: str, request: dict[str, Any]) -> dict[str, Any] | None:
-    """The answer to this very request, if it was carried out and the connection was lost before it arrived."""
+    """The answer to this very request, if it was carried out and the connection lost before it arrived."""
     token, plan = request.get("token"), read_json(os.path.join(folder, "plan.json"))
     state = read_state(str(request["run"]))
     same = token and plan and plan.get("token") == token and state and state["attempt"] == request["attempt"]
@@ -1829,8 +1829,8 @@ def first_cursor(folder: str, request: dict[str, Any]) -> tuple[int, int, int]:
 
 
 def begun_attempt(folder: str, there: list[int]) -> int:
-    """The newest attempt that has a state. One that only has a log is about to start: as yet the state is that
-    of the attempt before, by which it would be taken for over."""
+    """The newest attempt that has a state. One that only has a log is about to start: as yet the state is
+    that of the attempt before, by which it would be taken for over."""
     path = os.path.join(folder, "state.json")
     state = read_json(path)
     if state is None:
@@ -1890,7 +1890,7 @@ def command_stop(request: dict[str, Any]) -> dict[str, Any]:
             leave_word(folder, max(attempt, int(before["attempt"])), grace, reason)
         except OSError:
             pass  # a full disk: it ends all the same, with the supervisor's own grace
-        before = read_state(run) or before  # what was about to start has not seen the word, and is there by now
+        before = read_state(run) or before  # who was about to start has not seen the word, and is there now
     if upto is not None and int(before["attempt"]) > upto:
         # Late: what runs here now is not what was to be ended.
         return {"known": True, "was": before["state"], "state": before["state"], "ended": [], "left": []}

@@ -89,8 +89,8 @@ def start(
     conversation that saves the host another process. What starts by itself (`automatic`) does not where
     somebody has stopped the run, in the attempt `since` or later."""
     secret = secrets.token_hex(32)  # of this attempt's supervisors; nowhere but on their hosts
-    common = {"lease": lease(plan, secret), "automatic": automatic, "since": since}
-    common["token"] = secrets.token_hex(16)  # by which a host knows it again, should it be asked twice
+    token = secrets.token_hex(16)  # by which a host knows this start again, should it be asked twice
+    common = {"lease": lease(plan, secret), "automatic": automatic, "since": since, "token": token}
     requests = {host.host: {**start_request(plan, host.host), **common} for host in plan.hosts}
 
     def start_there(name: str) -> dict[str, Any]:
