@@ -147,7 +147,8 @@ def asked_again(run: str, world: int | None, grow: bool, i_know: bool = False) -
     snapshot = push.of_command(before.command, ask.TRAINER, before.env_file) if before.code else None
     if snapshot and snapshot.digest != record.options.code:
         snapshot = None  # what is here has changed since; the hosts have the run's own
-    options = replace(ask.again(record.options), attempt=record.plan.attempt + 1)
+    attempt = record.plan.attempt + 1
+    options = replace(ask.again(record.options), attempt=attempt, since=attempt)
     options = replace(options, i_know=options.i_know or i_know)
     asked = ask.Asked(record.inventory, options, snapshot)
     if world is None and not grow:

@@ -140,9 +140,10 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def carriers(run: str) -> list[int]:
-    """All our processes whose environment carries the run's id, except this one."""
-    mark = b"\0RINGCTL_RUN=" + run.encode() + b"\0"
+def carriers(run: str, upto: int | None = None) -> list[int]:
+    """All our processes whose environment carries the run's id, except this one; only those of attempts
+    `upto` one, if it is given."""
+    mark, attempt = b"\0RINGCTL_RUN=" + run.encode() + b"\0", re.compile(rb"\0RINGCTL_ATTEMPT=(\d+)\0")
     found = []
     for pid in all_pids():
         try:
@@ -151,7 +152,9 @@ def carriers(run: str) -> list[int]:
         except OSError:
             continue
         if mark in environ and pid != os.getpid() and start_time(pid) is not None:
-            found.append(pid)
+            number = attempt.search(environ)
+            if upto is None or number is None or int(number.group(1)) <= upto:
+                found.append(pid)
     return found
 
 
@@ -1546,6 +1549,9 @@ def command_start(request: dict[str, Any]) -> dict[str, Any]:
     lock = lock_starts(folder)
     try:
         if not fresh:
+            before = answered_before(folder, request)
+            if before is not None:
+                return before
             refuse_again(request)
         replace_file(os.path.join(folder, "plan.json"), json.dumps(request).encode())
         read, write = os.pipe()
@@ -1579,8 +1585,21 @@ def is_stopped(folder: str, request: dict[str, Any]) -> bool:
     """Whether this attempt must not start: it was stopped, or it starts by itself after somebody stopped the
     run."""
     word = read_json(os.path.join(folder, "stop.json")) or {}
-    unwanted = bool(request.get("automatic")) and word.get("reason") == "stopped"
+    unwanted = bool(request.get("automatic")) and stopped_in(word) >= int(request.get("since") or 1)
     return unwanted or stop_word(folder, int(request["attempt"])) is not None
+
+
+def answered_before(folder: str, request: dict[str, Any]) -> dict[str, Any] | None:
+    """The answer to this very request, if it was carried out and the connection lost before it arrived."""
+    token, plan = request.get("token"), read_json(os.path.join(folder, "plan.json"))
+    state = read_state(str(request["run"]))
+    same = token and plan and plan.get("token") == token and state and state["attempt"] == request["attempt"]
+    if not same or state is None or state["state"] == "lost" or is_stopped(folder, request):
+        return None
+    failed = [rank["reason"] for rank in state["ranks"] if rank["reason"] and not rank["pid"]]
+    if failed and state["state"] in FINAL:
+        raise Refused(failed[0])
+    return {"hostd": state["hostd"]["pid"], "ranks": {str(r["rank"]): r["pid"] for r in state["ranks"]}}
 
 
 def refuse_again(request: dict[str, Any]) -> None:
@@ -1702,8 +1721,8 @@ def close_books(folder: str, reason: str) -> None:
         remove_file(room_file(folder))
         remove_leftovers(os.path.join(folder, "state.json"))
         state = read_json(os.path.join(folder, "state.json"))
-        if state is None or state["state"] in FINAL:
-            return
+        if state is None or state["state"] in FINAL or alive(state["hostd"]):
+            return  # the last: of a later attempt, which began this moment
         asked = stop_word(folder, int(state["attempt"]))
         stopped = asked is not None and asked.get("reason", "stopped") == "stopped"
         reason = "stopped" if stopped else reason
@@ -1800,11 +1819,23 @@ def first_cursor(folder: str, request: dict[str, Any]) -> tuple[int, int, int]:
         there = sorted({attempt for attempt, _ in segments(folder)})
     except FileNotFoundError:
         raise Refused(f"there is no run {os.path.basename(folder)} on this host") from None
+    if request.get("follow"):
+        there = [attempt for attempt in there if attempt <= begun_attempt(folder, there)]
     wanted = int(request.get("attempt") or 0) or (there[-1] if there else 0)
     if wanted not in there:
         which = f"attempt {wanted} of run" if wanted else "run"
         raise Refused(f"{which} {os.path.basename(folder)} {NOT_STARTED}")
     return wanted, 1, 0
+
+
+def begun_attempt(folder: str, there: list[int]) -> int:
+    """The newest attempt that has a state. One that only has a log is about to start: as yet the state is
+    that of the attempt before, by which it would be taken for over."""
+    path = os.path.join(folder, "state.json")
+    state = read_json(path)
+    if state is None:
+        return there[-1] if there and os.path.exists(path) else 0
+    return int(state["attempt"])
 
 
 def note(kind: str, **data: object) -> None:
@@ -1850,21 +1881,23 @@ def command_stop(request: dict[str, Any]) -> dict[str, Any]:
     run, grace = str(request["run"]), float(request.get("grace", 5.0))
     reason, attempt = str(request.get("reason") or "stopped"), int(request.get("attempt") or 1)
     folder = run_folder(run)
+    upto = attempt if request.get("exact") else None  # None: also whatever later one there is
     before = state_or_word(run, attempt, grace, reason)
     if before is None:
-        return {"known": False, "ended": [], "left": kill_all(lambda: carriers(run), 5.0)}
-    if request.get("exact") and int(before["attempt"]) > attempt:
+        return {"known": False, "ended": [], "left": kill_all(lambda: carriers(run, upto), 5.0)}
+    if upto is None or int(before["attempt"]) <= upto:
+        try:
+            leave_word(folder, max(attempt, int(before["attempt"])), grace, reason)
+        except OSError:
+            pass  # a full disk: it ends all the same, with the supervisor's own grace
+        before = read_state(run) or before  # who was about to start has not seen the word, and is there now
+    if upto is not None and int(before["attempt"]) > upto:
         # Late: what runs here now is not what was to be ended.
         return {"known": True, "was": before["state"], "state": before["state"], "ended": [], "left": []}
-    try:
-        leave_word(folder, max(attempt, int(before["attempt"])), grace, reason)
-    except OSError:
-        pass  # a full disk: it ends all the same, with the supervisor's own grace
-    before = read_state(run) or before  # what was about to start has not seen the word, and is there by now
     running = [r["rank"] for r in before["ranks"] if r["state"] in ("waiting", "running")]
     if before["state"] not in FINAL:
         terminate(before, grace + 15.0)
-    left = kill_all(lambda: carriers(run), 5.0)
+    left = kill_all(lambda: carriers(run, upto), 5.0)
     try:
         close_books(folder, reason)
     except OSError:
@@ -1904,12 +1937,17 @@ def leave_word(folder: str, attempt: int, grace: float, reason: str) -> None:
             attempt, grace = int(before.get("attempt", attempt)), min(grace, float(before["grace"]))
         elif before and started_after(folder, int(before.get("attempt", attempt))):
             before = None  # that was about an attempt which somebody has wanted another one after
-        if before and before["reason"] == "stopped":
-            reason = "stopped"
-        word = {"attempt": attempt, "grace": grace, "reason": reason, "time": time.time()}
+        wanted = max(attempt if reason == "stopped" else 0, stopped_in(before or {}))
+        word = {"attempt": attempt, "grace": grace, "reason": "stopped" if wanted else reason}
+        word.update(wanted=wanted, time=time.time())
         replace_file(path, json.dumps(word).encode())
     finally:
         os.close(lock)
+
+
+def stopped_in(word: dict[str, Any]) -> int:
+    """The last attempt that somebody wanted stopped; 0 if nobody has."""
+    return int(word.get("wanted") or word.get("attempt") or 1) if word.get("reason") == "stopped" else 0
 
 
 def started_after(folder: str, attempt: int) -> bool:

@@ -22,6 +22,7 @@ class LaunchOptions:
     trainer: str  # path of the built-in trainer on this machine
     world: int | None = None  # None: every slot
     attempt: int = 1
+    since: int = 1  # the last attempt that somebody typed; a stop before that is over and done with
     promised: bool = False  # somebody knows its id already, so it keeps it
     max_restarts: int = 0  # how often it starts again by itself after a failure
     restart_delay: float = 2.0  # seconds before it does; twice as many each time

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from launcher import ask, fold, history, runs
 from launcher.agent import Agent, agents_for
 from launcher.ask import Asked
 from launcher.errors import HostError, RingctlError
+from launcher.follow import follow
 from launcher.leftovers import Leftovers, end_before
 from launcher.model import Host, Inventory, Plan
 from launcher.plan import LaunchOptions, place
@@ -200,9 +202,12 @@ def next_attempt(
             return None
         except RingctlError as error:
             book.note(failure=not_started(attempt + 1, error))
-            attempt = max(attempt + 1, current_attempt(plan.run, attempt))
+            used = current_attempt(plan.run, attempt)
+            show_unfollowed(plan.run, range(attempt + 1, used + 1), screen, pool)
+            attempt = max(attempt + 1, used)
             continue
         book.note()
+        show_unfollowed(plan.run, range(attempt + 1, begun[0].attempt), screen, pool)
         if book.stopped:  # while it was starting
             runs.stop(begun[1], plan.run, GRACE_S, attempt=begun[0].attempt)
         return begun
@@ -222,6 +227,19 @@ def current_attempt(run: str, attempt: int) -> int:
     """The newest attempt that somebody began to start; a start that failed has used up its number."""
     record = history.read(run)
     return max(attempt, record.plan.attempt) if record else attempt
+
+
+def show_unfollowed(run: str, attempts: Iterable[int], screen: Screen, pool: Pool) -> None:
+    """What ranks said in attempts that did not start everywhere, and were ended again where they did."""
+    record = history.read(run)
+    if record is None:
+        return
+    for attempt in attempts:
+        agents = agents_for(record.hosts, pool)
+        state = replace(fold.initial(record.plan), attempt=attempt)
+        with contextlib.suppress(RingctlError):  # none of its hosts has started it
+            for update in follow(agents, run, live=False, attempt=attempt, some=True):
+                screen.show(update.events, state)
 
 
 def again(

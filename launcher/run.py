@@ -83,22 +83,22 @@ def start(
     open_: Mapping[str, Conversation] | None = None,
     *,
     automatic: bool = False,
+    since: int = 1,
 ) -> None:
     """Start every host's ranks, or none: if one host cannot, the others are stopped again. In an open
     conversation that saves the host another process. What starts by itself (`automatic`) does not where
-    somebody has stopped the run."""
+    somebody has stopped the run, in the attempt `since` or later."""
     secret = secrets.token_hex(32)  # of this attempt's supervisors; nowhere but on their hosts
-    requests = {
-        host.host: {**start_request(plan, host.host), "lease": lease(plan, secret), "automatic": automatic}
-        for host in plan.hosts
-    }
+    token = secrets.token_hex(16)  # by which a host knows this start again, should it be asked twice
+    common = {"lease": lease(plan, secret), "automatic": automatic, "since": since, "token": token}
+    requests = {host.host: {**start_request(plan, host.host), **common} for host in plan.hosts}
 
     def start_there(name: str) -> dict[str, Any]:
         try:
             if open_ and name in open_:
                 return open_[name].last(requests[name], ANSWER_S)
         except HostError:
-            pass  # it ended meanwhile; should it have started them after all, the next one says so
+            pass  # it ended meanwhile; should it have started them after all, the next one is told the same
         return agents[name].start(requests[name])
 
     results = fan_out(requests, start_there)
@@ -168,7 +168,7 @@ def launch(
             interrupts.hold()
             history.remember(plan, inventory, options)
             begin(plan.run)
-            start(plan, agents, ready.open, automatic=automatic)
+            start(plan, agents, ready.open, automatic=automatic, since=options.since)
         except PortTaken:
             interrupts.release()
             if fixed or attempt == PORT_TRIES - 1:

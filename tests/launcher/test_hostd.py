@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import signal
@@ -232,6 +233,27 @@ def test_a_run_stopped_before_its_start_reached_the_host_does_not_start() -> Non
     assert b"it was stopped while it was starting" in ask_hostd("start", first)
 
 
+def test_a_start_whose_answer_was_lost_on_its_way_is_answered_again_and_anothers_is_refused() -> None:
+    run = detach(["sleep", "600"], world=1)
+    request = json.loads((run_folder(run) / "plan.json").read_text())
+    pid = state(run)["hostd"]["pid"]
+    assert json.loads(ask_hostd("start", request).partition(b"\n")[2])["hostd"] == pid
+    assert b"there is a run" in ask_hostd("start", {**request, "token": "another"})
+    ringctl("stop", run)
+    assert b"it was stopped while it was starting" in ask_hostd("start", request)
+
+
+def test_who_follows_an_attempt_that_is_about_to_start_is_not_told_that_it_is_over() -> None:
+    """The supervisor has opened its log, and has not written its state yet."""
+    run = detach(["sh", "-c", "exit 3"], world=1)
+    wait_until_final(run)
+    (run_folder(run) / "events-2-000001.jsonl").touch()
+    wanted: dict[str, object] = {"run": run, "follow": True, "attempt": 2}
+    assert b"was not started on this host" in ask_hostd("follow", wanted)
+    (run_folder(run) / "state.json").unlink()
+    assert b"was not started on this host" in ask_hostd("follow", {**wanted, "attempt": 1})
+
+
 def test_a_run_stopped_while_its_environment_is_activated_is_stopped(tmp_path: Path) -> None:
     prefix = tmp_path / "env"
     (prefix / "bin").mkdir(parents=True)
@@ -453,6 +475,17 @@ def test_what_somebody_has_stopped_stays_stopped_when_a_later_number_was_used_up
     assert b"it was stopped while it was starting" in refused
 
 
+def test_what_was_stopped_before_somebody_started_it_again_elsewhere_may_start_by_itself_here() -> None:
+    """A restart with fewer hosts leaves this one out; then it takes the place of one that is lost."""
+    run = detach(["true"], world=1)
+    ringctl("stop", run)
+    ask_hostd("stop", {"run": run, "grace": 0.0, "reason": "started again", "exact": True, "attempt": 2})
+    plan = json.loads((run_folder(run) / "plan.json").read_text())
+    told = ask_hostd("start", {**plan, "attempt": 3, "automatic": True, "since": 2})
+    assert b"error" not in told, told
+    assert wait_until_final(run)["attempt"] == 3
+
+
 def test_a_stop_of_ringctls_own_that_arrives_late_does_not_end_a_later_attempt() -> None:
     run = detach(["sleep", "600"], world=1)
     ringctl("restart", run, "--detach")
@@ -460,3 +493,28 @@ def test_a_stop_of_ringctls_own_that_arrives_late_does_not_end_a_later_attempt()
     ask_hostd("stop", {**late, "exact": True})
     assert (state(run)["attempt"], state(run)["state"]) == (2, "running")
     assert b'"ended": [0]' in ask_hostd("stop", {**late, "reason": "stopped"})
+
+
+def test_a_late_stop_that_meets_a_later_attempt_on_its_way_leaves_it_alone() -> None:
+    run = detach(["sleep", "600"], world=1)
+    ringctl("stop", run, "--grace", "0")
+    late = {"run": run, "grace": 0.0, "reason": "it is started again", "attempt": 1, "exact": True}
+    lock = os.open(run_folder(run) / "lock", os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)  # it has seen the first attempt, and is slow to leave its word
+    argv = [sys.executable, "-I", "-S", str(HOSTD), "stop"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as stopping:
+        assert stopping.stdin is not None
+        stopping.stdin.write(json.dumps(late).encode())
+        stopping.stdin.close()
+        wait_for(lambda: waits_for_a_lock(stopping.pid), "the stop")
+        ringctl("restart", run, "--detach")
+        os.close(lock)
+    pid = state(run)["ranks"][0]["pid"]
+    assert (state(run)["attempt"], state(run)["state"]) == (2, "running")
+    assert is_alive(pid)
+    ringctl("stop", run, "--grace", "0")
+
+
+def waits_for_a_lock(pid: int) -> bool:
+    locks = Path("/proc/locks").read_text().splitlines()
+    return any("->" in line and f" {pid} " in line for line in locks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -244,3 +245,30 @@ def test_a_host_whose_sshd_is_away_for_a_moment_is_not_left_out(cluster: Hosts) 
     wait_for(lambda: host_state(cluster, "server2", run)["attempt"] == 2, "it on both hosts", 40.0)
     assert "going on with" not in log.read_text()
     ringctl("stop", run, "--grace", "0")
+
+
+def test_what_ranks_said_in_an_attempt_that_did_not_start_everywhere_is_shown_as_well(cluster: Hosts) -> None:
+    inventory(cluster, only=TWO)
+    told = 'echo "attempt $RINGCTL_ATTEMPT"; [ $RINGCTL_ATTEMPT = 3 ] || sleep 600'
+    again = ("--max-restarts", "2", "--restart-delay", "0")
+    launching = start("launch", "--json", *again, "--", "sh", "-c", told)
+    wait_for(lambda: list(cluster.path("server2", f"{OURS}/runs").glob("*/state.json")), "the run")
+    folder = next(cluster.path("server2", f"{OURS}/runs").iterdir())
+    run = folder.name
+    wait_for(lambda: all(host_state(cluster, host, run)["state"] == "running" for host in TWO), "ranks")
+    lock = os.open(folder / "start.lock", os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)  # it is slow to start, and then cannot
+    cluster.run("server1", "kill", "-9", str(host_state(cluster, "server1", run)["ranks"][0]["pid"]))
+    log = cluster.path("server1", f"{OURS}/runs/{run}/events-2-000001.jsonl")
+    wait_for(lambda: log.exists() and "attempt 2" in log.read_text(), "the second attempt on one host")
+    plan = folder / "plan.json"
+    plan.unlink()
+    plan.mkdir()
+    os.close(lock)
+    wait_for(lambda: host_state(cluster, "server1", run)["state"] == "failed", "its end")
+    plan.rmdir()
+    out, err = launching.communicate(timeout=60)
+    assert launching.returncode == 0, err
+    seen = [json.loads(line) for line in out.splitlines()]
+    lines = sorted((e["attempt"], e["rank"]) for e in seen if e["kind"] == "line")
+    assert lines == [(1, 0), (1, 1), (2, 0), (3, 0), (3, 1)], err
