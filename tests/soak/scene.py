@@ -29,7 +29,7 @@ noted = os.path.join(os.environ["RINGCTL_CHECKPOINTS"], "count-" + os.environ["R
 first = int(open(noted).read()) if os.path.exists(noted) else 0
 metrics = open(os.environ["RINGCTL_METRICS"], "a", buffering=1)
 for number in range(first + 1, int(sys.argv[1]) + 1):
-    print("line", number)
+    print(f"line {number}")
     print(json.dumps({"step": number}), file=metrics)
     with open(noted + ".new", "w") as f:
         f.write(str(number))
