@@ -54,7 +54,8 @@ def follow_attempts(latest: Latest, wanted: Filter, look: Look) -> int:
         for missed in range(max(shown + 1, newest - MOST_MISSED), newest) if shown else ():
             with contextlib.suppress(RingctlError):  # a number that no host knows: it did not start
                 show_attempt(found, agents, wanted, look, live=False, attempt=missed)
-        its = {host.name: agents[host.name] for host in found.hosts}
+        now = {host.name: agents[host.name] for host in found.hosts}
+        its = agents if newest < found.attempt else now  # the next one may be on other hosts than this
         outcome, code = show_attempt(found, its, wanted, look, live=True, attempt=newest)
         if outcome is None:
             return code
@@ -101,14 +102,14 @@ def show_attempt(
     gc.disable()  # events hold no cycles; looking for some in a million of them costs a quarter of the time
     write, tails = writer(look), Tails()
     state = fold.before(found.state) if found.state else None
-    former = bool(attempt) and (state is None or state.attempt != attempt)
+    former = bool(attempt) and (state is None or state.attempt != attempt or attempt < found.attempt)
     if state is not None and former:
         state = replace(state, attempt=attempt, ranks={}, world=0)  # it may have had others
     kept: deque[Event] | None = None if look.tail is None else deque(maxlen=look.tail)
     away: Mapping[str, str] = {}
     gone: Mapping[str, str] = {}
     unheard: Mapping[str, str] = {}
-    patience = START_S if live else 0.0
+    patience = START_S if live and not former else 0.0
     for update in follow(agents, found.run, live=live, attempt=attempt, some=former, patience=patience):
         for words in (*presence(away, update.away), *newly_lost(gone, update.lost)):
             print(words, file=sys.stderr)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher import watching
+from launcher import history, watching
 from tests.conftest import eventually
 from tests.launcher import hosts
 from tests.launcher.hosts import OURS, Hosts, inventory
@@ -272,3 +272,24 @@ def test_what_ranks_said_in_an_attempt_that_did_not_start_everywhere_is_shown_as
     seen = [json.loads(line) for line in out.splitlines()]
     lines = sorted((e["attempt"], e["rank"]) for e in seen if e["kind"] == "line")
     assert lines == [(1, 0), (1, 1), (2, 0), (3, 0), (3, 1)], err
+
+
+def test_who_follows_while_the_next_attempt_starts_on_fewer_hosts_sees_all_of_the_one_before(
+    cluster: Hosts,
+) -> None:
+    inventory(cluster, only=THREE)
+    run = detached("--", "sh", "-c", 'echo "attempt $RINGCTL_ATTEMPT"; exit 3')["run"]
+    for host in THREE:
+        ends_on(cluster, host, run)
+    locks = [os.open(cluster.path(h, f"{OURS}/runs/{run}/start.lock"), os.O_RDWR) for h in TWO]
+    for lock in locks:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # they are slow to start
+    restarting = start("restart", run, "--world", "2", "--detach")
+    wait_for(lambda: (record := history.read(run)) and record.plan.attempt == 2, "the second attempt")
+    seen = ringctl("logs", run, "--follow", "--json", code=None).stdout.splitlines()
+    for lock in locks:
+        os.close(lock)
+    restarting.communicate(timeout=60)
+    events = [json.loads(line) for line in seen]
+    ranks = sorted(e["rank"] for e in events if e["kind"] == "line" and e["attempt"] == 1)
+    assert ranks == [0, 1, 2]
