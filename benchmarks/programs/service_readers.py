@@ -1,6 +1,6 @@
 """64 ranks on this machine, each with 200 lines a second, and five who follow them: by the service, or each
 by `ringctl logs --follow`. Prints: the delay from print to reader (99 of 100 are quicker) in s, processor
-time of what serves them in s, growth of its memory over the second half in MB, lines that somebody did not get."""
+time of what serves them in s, growth of its memory over the second half in MB, lines that one did not get."""
 
 from __future__ import annotations
 

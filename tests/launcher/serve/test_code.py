@@ -94,7 +94,9 @@ def test_nothing_leaves_the_folder(members: list[tuple[str, str, bytes | str]], 
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"no tar", b"\x1f\x8b broken", gzip.compress(b"x" * 2000), b"\0" * 512 + b"x" * 512]
+    "data",
+    [b"", b"no tar", b"\x1f\x8b broken", gzip.compress(b"x" * 2000), b"\0" * 512 + b"x" * 512],
+    ids=["empty", "text", "half a gzip", "a gzip of text", "zeros"],
 )
 def test_what_is_no_tar_is_refused(data: bytes) -> None:
     with pytest.raises(InputError):

@@ -42,7 +42,9 @@ def is_complaint(answer: Answer) -> bool:
 GUARDED = [route for route in ROUTES if route.role is not None]
 
 
-@pytest.mark.parametrize("wrong", [None, "ringctl_wrong", "", "x" * 4000])
+@pytest.mark.parametrize(
+    "wrong", [None, "ringctl_wrong", "", "x" * 4000], ids=["none", "another", "empty", "long"]
+)
 def test_nothing_is_said_without_the_right_token(at_the_door: Service, wrong: str | None) -> None:
     headers = {} if wrong is None else {"Authorization": f"Bearer {wrong}"}
     for route in GUARDED[:: 1 if wrong is None else 6]:
@@ -336,6 +338,7 @@ def test_a_client_may_ask_much_at_once_and_then_some_a_second() -> None:
         b"[" * 100_000,
         b"\xff\xfe",
     ],
+    ids=lambda body: repr(body)[:40],
 )
 def test_a_submission_that_makes_no_sense_is_refused_with_a_reason(at_the_door: Service, body: bytes) -> None:
     answer = at_the_door.raw("POST", "/api/submit", body)
