@@ -15,6 +15,7 @@ const MOST_PENDING = 30000;
 const PACE_MS = 60;
 const TYPING_MS = 250;
 const COLOURS = 8;
+const WHO = 11; // characters, as the style sheet has it
 const LONGEST = 4000; // characters of a line in the list; all of it when it is chosen
 
 export class LogView {
@@ -187,11 +188,12 @@ export class LogView {
 
   row(row) {
     const { line, count, ranks } = row, id = line[LINE.id], rank = line[LINE.rank];
-    const who = ranks.size > 1 ? `ranks ${ranges(ranks)}` : rank === null ? line[LINE.host] : `rank ${rank}`;
+    const all = `ranks ${ranges(ranks)}`, many = all.length > WHO ? `${ranks.size} ranks` : all;
+    const who = ranks.size > 1 ? many : rank === null ? line[LINE.host] : `rank ${rank}`;
     const chosen = this.chosen >= id && this.chosen <= row.last[LINE.id];
     return h("div", { class: `logline ${line[LINE.stream]}${chosen ? " chosen" : ""}`, onclick: () => this.choose(row) },
       h("time", null, clockOf(line[LINE.time])),
-      h("span", { class: `who c${ranks.size > 1 || rank === null ? "x" : rank % COLOURS}`, title: line[LINE.host] }, who),
+      h("span", { class: `who c${ranks.size > 1 || rank === null ? "x" : rank % COLOURS}`, title: ranks.size > 1 ? all : line[LINE.host] }, who),
       h("span", { class: "mark", title: line[LINE.stream] === "err" ? "stderr" : null }, line[LINE.stream] === "err" ? "!" : ""),
       h("span", { class: "said" }, this.marked(harmless(line[LINE.text].slice(0, LONGEST)))),
       count > 1 ? h("span", { class: "times" }, `(x ${whole(count)})`) : null);
