@@ -285,6 +285,7 @@ def host_left_out_and_taken_in_again(scene: Scene) -> Expected:
     assert run.finish() == 0, run.err.read_text()[-1500:]
     scene.cluster.heal(host)
     wait_for(lambda: scene.state(host, run.id)["state"] != "running", "the end on the one that was lost", 60)
+    wait_for(lambda: ringctl("preflight", code=None).returncode == 0, "the hosts to see each other again", 60)
     ringctl("restart", run.id, "--grow")
     world = json.loads(ringctl("status", run.id, "--json").stdout)["world"]
     assert world == len(scene.cluster.names), world
