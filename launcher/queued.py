@@ -64,24 +64,26 @@ class Queued:
     slots: Mapping[str, int] = field(default_factory=dict)  # given to it, once it starts
     pid: int = 0  # of its launch
     tries: int = 0
+    cancelled: bool = False  # while its launch was under way, which is to come to nothing
 
 
 # --- Rows ----------------------------------------------------------------------------------------
 
 
 def add(run: str, user: str, submission: Submission) -> None:
-    """Remember what was handed in, its secrets in a file of their own."""
+    """Remember what was handed in, its secrets in a file of their own; it is among all runs at once."""
     write_secrets(run, submission.secrets)
     hidden = replace(submission, secrets=dict.fromkeys(submission.secrets, ""))
     row = (run, submission.priority, submission.after, submission.at, json.dumps(to_json(hidden)), user)
     columns = "run, priority, after, at, submission, user, state"
     sql = f"INSERT INTO queue({columns}) VALUES (?, ?, ?, ?, ?, ?, 'queued')"  # noqa: S608 - as above
-    database.write(history.file(), lambda db: db.execute(sql, row))
+    name, world, command = submission.name, submission.world or 0, submission.command
 
+    def work(db: sqlite3.Connection) -> None:
+        db.execute(sql, row)
+        history.enlist_in(db, run, name=name, user=user, world=world, command=command)
 
-def enlist(run: str, user: str, said: Submission) -> None:
-    """Among all runs, where it waits to be started."""
-    history.enlist(run, name=said.name, user=user, world=said.world or 0, command=said.command)
+    history.change(work)
 
 
 def rows(*states: State) -> list[Queued]:
@@ -111,21 +113,43 @@ def from_row(found: sqlite3.Row) -> Queued:
         child.get("slots", {}),
         child.get("pid", 0),
         child.get("tries", 0),
+        child.get("cancelled", False),
     )
 
 
 def change(run: str, before: State, state: State, why: str = "", **child: Any) -> bool:
     """To another state, if it is still in the one that we have seen."""
 
+    return database.write(history.file(), lambda db: changed(db, run, before, state, why, child))
+
+
+def changed(
+    db: sqlite3.Connection, run: str, before: State, state: State, why: str, child: Mapping[str, Any]
+) -> bool:
+    found = db.execute("SELECT child FROM queue WHERE run = ? AND state = ?", (run, before)).fetchone()
+    if found is None:
+        return False
+    about = json.dumps({**json.loads(found["child"] or "{}"), **child})
+    db.execute("UPDATE queue SET state = ?, why = ?, child = ? WHERE run = ?", (state, why, about, run))
+    return True
+
+
+def conclude(
+    run: str, before: State, state: Literal["failed", "cancelled"], why: str = "", fix: str = ""
+) -> bool:
+    """It never comes to a start: at once in the queue and among all runs, for whoever is killed in between
+    would leave a run that waits for ever."""
+
     def work(db: sqlite3.Connection) -> bool:
-        found = db.execute("SELECT child FROM queue WHERE run = ? AND state = ?", (run, before)).fetchone()
-        if found is None:
+        if not changed(db, run, before, state, why, {}):
             return False
-        about = json.dumps({**json.loads(found["child"] or "{}"), **child})
-        db.execute("UPDATE queue SET state = ?, why = ?, child = ? WHERE run = ?", (state, why, about, run))
+        history.mark_in(db, run, state, why, fix)
         return True
 
-    return database.write(history.file(), work)
+    done = database.write(history.file(), work)
+    if done:
+        remove_secrets(run)
+    return done
 
 
 def explain(reasons: Mapping[str, str]) -> None:
@@ -216,7 +240,14 @@ def told(run: str) -> tuple[bool, str]:
     """(whether a launch that has ended said that it started the run, what it complained of)."""
     said = tail(folder(run) / "out")
     started = any(line.startswith('{"run":') for line in said.splitlines())
-    return started, tail(folder(run) / "err").strip()
+    return started, complaint(tail(folder(run) / "err"))
+
+
+def complaint(said: str) -> str:
+    """What a command said that failed, without the notes before it; "" if it has not lived to say so."""
+    lines = said.strip().splitlines()
+    at = next((at for at, line in enumerate(lines) if line.startswith("error: ")), len(lines))
+    return "\n".join(lines[at:]).removeprefix("error: ")
 
 
 def tail(path: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,8 @@ from launcher.serve.auth import Who
 from launcher.serve.call import Answer, Call, Refused
 from launcher.serve.children import ringctl
 from launcher.serve.service import PREFLIGHT, fresh_id
+
+CANCEL_S = 15.0  # by then a launch that is interrupted has ended, most times
 
 
 def health(_call: Call) -> dict[str, Any]:
@@ -149,7 +152,8 @@ def mine(call: Call) -> dict[str, Any]:
 def stop(call: Call) -> dict[str, Any]:
     row = mine(call)
     run = row["run"]
-    if row["state"] == "queued":
+    entry = queued.row(run)
+    if entry is not None and entry.state in ("queued", "starting"):
         return cancel(call)
     done = ringctl("stop", run, "--json")
     done.json()
@@ -161,9 +165,14 @@ def stop(call: Call) -> dict[str, Any]:
 
 def cancel(call: Call) -> dict[str, Any]:
     row = mine(call)
-    call.service.keeper.cancel(row["run"])
-    call.service.keeper.wake()
-    return known(call, listing.row(row["run"]))
+    keeper, run = call.service.keeper, row["run"]
+    keeper.cancel(run)
+    until = time.monotonic() + CANCEL_S
+    while (entry := queued.row(run)) and entry.state == "starting" and time.monotonic() < until:
+        keeper.wake()
+        time.sleep(0.1)
+    keeper.wake()
+    return known(call, listing.row(run))
 
 
 def restart(call: Call) -> dict[str, Any]:
@@ -256,7 +265,6 @@ def checked(call: Call, said: queued.Submission) -> queued.Submission:
 def enlisted(call: Call, said: queued.Submission, who: Who) -> dict[str, Any]:
     run = fresh_id(lambda run: listing.row(run) is not None)
     queued.add(run, who.name, said)
-    queued.enlist(run, who.name, said)
     call.service.keeper.wake()
     return known(call, listing.row(run))
 

@@ -25,6 +25,7 @@ from launcher.errors import InputError, RingctlError
 from launcher.fanout import fan_out
 from launcher.model import Inventory
 from launcher.queued import Queued
+from launcher.serve.children import ringctl
 from launcher.transport import Pool
 
 if TYPE_CHECKING:
@@ -140,19 +141,35 @@ class Keeper:
         started, complaint = queued.told(row.run)
         if not started and self.has_begun(row.run):
             started = True
+        if self.is_cancelled(row.run):
+            self.after_cancel(row.run, started)
+            return
         if started:
             queued.change(row.run, "starting", "started")
+            if self.is_cancelled(row.run):  # at just this moment
+                self.after_cancel(row.run, started)
             return
         if not complaint and row.tries < MOST_TRIES:
             log.warning("run %s: its launch was killed; it is launched again", row.run)
-            queued.change(row.run, "starting", "starting", tries=row.tries + 1)
+            queued.change(row.run, "starting", "starting", tries=row.tries + 1, pid=0)
             self.launch(replace(row, tries=row.tries + 1))
             return
         why, _, fix = (complaint or "its launch was killed, again and again").partition("\n")
-        why = why.removeprefix("error: ")
-        if queued.change(row.run, "starting", "failed", why):
-            history.mark(row.run, "failed", error=why, fix=fix.strip())
-            queued.remove_secrets(row.run)
+        queued.conclude(row.run, "starting", "failed", why, fix.strip())
+
+    def is_cancelled(self, run: str) -> bool:
+        row = queued.row(run)
+        return row is not None and row.cancelled
+
+    def after_cancel(self, run: str, started: bool) -> None:
+        """Its launch has ended: what it may have started is ended, too."""
+        if started:
+            done = ringctl("stop", run, "--json")
+            if done.code not in (0, 1):
+                raise RingctlError(f"run {run}: cancelled, but {done.refusal().error}")
+            queued.change(run, "starting", "started")
+        else:
+            queued.conclude(run, "starting", "cancelled")
 
     def has_begun(self, run: str) -> bool:
         """Whether some host knows of it, though its launch has not lived to say so."""
@@ -188,14 +205,13 @@ class Keeper:
     def cancel(self, run: str) -> None:
         """Take it from the queue; a launch that is under way is interrupted."""
         with self.giving:
-            if queued.change(run, "queued", "cancelled"):
-                history.mark(run, "cancelled")
-                queued.remove_secrets(run)
+            if queued.conclude(run, "queued", "cancelled"):
                 return
-        row = queued.row(run)
-        if row is None or row.state != "starting":
+        # Written down first: whoever looks after the launch then ends what it may have started.
+        if not queued.change(run, "starting", "starting", cancelled=True):
             raise RingctlError(f"run {run} is not waiting", fix=f"ringctl stop {run} ends one that runs")
-        if row.pid and queued.is_launching(run):
+        row = queued.row(run)
+        if row is not None and row.pid and queued.is_launching(run):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(row.pid, signal.SIGINT)
 
@@ -300,9 +316,7 @@ class Keeper:
         if news:
             queued.explain(news)
         for run, why in decision.refused.items():
-            if queued.change(run, "queued", "failed", why):
-                history.mark(run, "failed", error=why)
-                queued.remove_secrets(run)
+            queued.conclude(run, "queued", "failed", why)
         for run in begun:
             history.mark(run, "starting")
             row = queued.row(run)

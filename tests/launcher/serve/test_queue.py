@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from launcher import history, queued
 from launcher.errors import InputError, RingctlError
 from tests.launcher.ringctl import detach, ringctl, wait_for
 from tests.launcher.serve.service import Service, serving
@@ -116,6 +117,47 @@ def test_a_run_waits_for_another_and_for_its_time_and_can_be_cancelled(tmp_path:
             service.client().post(f"/api/runs/{later}/cancel")
         (tmp_path / "go").touch()
         assert service.wait_for_state(after, "succeeded")["started"] > service.row(first)["ended"]
+
+
+@pytest.mark.parametrize("what", ["cancel", "stop"])
+@pytest.mark.parametrize("after_s", [0.0, 0.4])
+def test_a_run_that_is_ended_while_it_starts_does_not_run(tmp_path: Path, what: str, after_s: float) -> None:
+    with serving() as service:
+        run = held(service, tmp_path / "go")
+        service.wait_for_state(run, "starting", seconds=30)
+        time.sleep(after_s)  # in whichever part of its launch that is
+        ended = ("cancelled", "stopped")
+        assert service.client().post(f"/api/runs/{run}/{what}")["state"] in ended
+        (tmp_path / "go").touch()
+        again = service.submit("true", world=2)  # gets the slots, and starts after all that could
+        service.wait_for_state(again, "succeeded")
+        assert service.row(run)["state"] in ended
+        assert service.lines(run) == []
+
+
+def test_a_run_is_in_the_queue_and_among_all_runs_at_the_same_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(history, "enlist_in", killed)
+        with pytest.raises(KeyboardInterrupt):
+            queued.add("r1", "me", queued.Submission(("true",)))
+    assert queued.rows() == []
+    queued.add("r1", "me", queued.Submission(("true",)))
+    with monkeypatch.context() as patch:
+        patch.setattr(history, "mark_in", killed)
+        with pytest.raises(KeyboardInterrupt):
+            queued.conclude("r1", "queued", "cancelled")
+    assert [row.state for row in queued.rows()] == ["queued"]
+    assert queued.conclude("r1", "queued", "cancelled")
+    assert history.state_of("r1") == "cancelled"
+
+
+def test_what_a_launch_noted_is_no_complaint() -> None:
+    assert queued.complaint("warning: the clocks differ\n") == ""
+    said = "warning: the clocks differ\nerror: no such command\n  to do: write another\n"
+    assert queued.complaint(said) == "no such command\n  to do: write another"
 
 
 def test_slots_of_a_plain_launch_are_not_given_away(tmp_path: Path) -> None:
