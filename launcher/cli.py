@@ -38,6 +38,7 @@ from launcher.cli_shared import (
     named_run,
     pool,
     run_argument,
+    web_option,
 )
 from launcher.errors import HostError, InputError, RingctlError
 
@@ -334,6 +335,7 @@ def show_detached(plan: Plan, watcher: int, as_json: bool) -> None:
 @click.option("--prefix/--no-prefix", default=True, help="Label lines with rank and host.")
 @click.option("--previous", is_flag=True, help="The attempt before the newest.")
 @click.option("--download", metavar="DIR", help="Into files instead: one a rank and stream, and all events.")
+@web_option
 @json_option
 def logs(
     run: str | None,
@@ -347,6 +349,7 @@ def logs(
     prefix: bool,
     previous: bool,
     download: str | None,
+    web: bool,
     as_json: bool,
     **where: str | None,
 ) -> int:
@@ -357,6 +360,8 @@ def logs(
     """
     from launcher import logs, showlogs
 
+    if web:
+        return cli_serve.open_run(run, "?tab=log")
     wanted = logs.Filter(
         ranks=logs.parse_ranks(ranks) if ranks is not None else None,
         hosts=frozenset(hosts) or None,
@@ -432,11 +437,14 @@ def ps(everything: bool, as_json: bool, **where: str | None) -> int:
 @cli.command()
 @run_argument
 @host_options
+@web_option
 @json_option
-def status(run: str | None, as_json: bool, **where: str | None) -> int:
+def status(run: str | None, web: bool, as_json: bool, **where: str | None) -> int:
     """How the latest run, or RUN, is: each rank's state, step, loss and last sign of life."""
     from launcher import render, text, watching
 
+    if web:
+        return cli_serve.open_run(run)
     found, now = named_run(run, where), time.time()
     for words in found.silent:
         click.echo(f"error: {words}", err=True)

@@ -80,6 +80,15 @@ def page_link(place: str = "", *, read_only: bool = False) -> str:
     return f"{own.url}/login?key={key}{place}"
 
 
+def open_run(run: str | None, tab: str = "") -> int:
+    """The page of the user's own service, at the latest run or RUN, by a link that opens it once."""
+    from launcher import cli_remote
+    from launcher.client import client_for
+
+    found = client_for(None).find(run)["run"]
+    return cli_remote.open_page(page_link(f"#/runs/{found}{tab}"), "")
+
+
 @serve.group()
 def token() -> None:
     """Tokens for programs and for other users."""
@@ -199,7 +208,9 @@ def submit(
         row = cli_remote.wait_for_end(service, row["run"])
     if as_json:
         click.echo(text.json_line(row))
-    elif not wait:
+    elif wait:
+        cli_remote.tell_end(row)
+    else:
         click.echo(f"  ringctl queue\n  ringctl --server {service.url} logs {row['run']} --follow")
     return cli_remote.exit_code(row["state"]) if wait else 0
 

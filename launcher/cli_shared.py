@@ -37,6 +37,9 @@ def host_options(command: F) -> F:
     return command
 
 
+web_option = click.option("--web", is_flag=True, help="Open its page at your service instead.")
+
+
 def server_url() -> str | None:
     """The service that `ringctl --server URL` names."""
     return cast("str | None", click.get_current_context().find_root().params.get("server"))

@@ -13,6 +13,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from launcher.wholefile import replace_whole
 
 State = Literal["queued", "starting", "started", "failed", "cancelled"]
 START = "start-queued"  # the hidden command that launches one
+UNUSED_S = 86400.0  # a snapshot that no run uses is kept so long
 MOST_TOLD = 64 << 10  # of what a launch said
 
 
@@ -189,6 +191,29 @@ def make_folders(path: Path) -> None:
 
 def remove_secrets(run: str) -> None:
     env_file(run).unlink(missing_ok=True)
+
+
+def remove_folder(run: str, *, keep_work: bool) -> None:
+    """Of a run that is forgotten; but for what its ranks may have written, if that is to be kept."""
+    import shutil
+
+    with contextlib.suppress(OSError):
+        work_folder(run).rmdir()  # if there is nothing in it
+    for path in folder(run).glob("*"):
+        if path != work_folder(run):
+            path.unlink(missing_ok=True) if path.is_file() else shutil.rmtree(path, ignore_errors=True)
+        elif not keep_work:
+            shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder(run).rmdir()
+
+
+def remove_unused_code() -> None:
+    """Snapshots that no run was handed in with; not what has just come, whose run may be on its way."""
+    used = {row.submission.code for row in rows()}
+    for path in codestore.store().glob("[0-9a-f]*"):
+        if path.name not in used and time.time() - path.stat().st_mtime > UNUSED_S:
+            codestore.remove(path.name)
 
 
 @contextlib.contextmanager

@@ -57,6 +57,7 @@ def start(options: Options) -> int:
         raise InputError(MISSING, fix="pip install 'ringctl[serve]'") from None
     from launcher.serve.origin import names_of
 
+    os.environ.pop("RINGCTL_SERVER", None)  # our own children ask the hosts, not a service
     where, inventory = hosts_of(options.where)
     refuse_exposed(options)
     with alone():

@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from launcher import __version__, ask, codestore, history, listing, queued, tape
+from launcher import __version__, ask, codestore, history, listing, queued, redact, tape
 from launcher import report as reports
 from launcher.errors import InputError, RingctlError
 from launcher.inventory import variable_problem
@@ -97,8 +97,7 @@ def submission(call: Call) -> dict[str, Any]:
     row_of(call)
     row = queued.row(call.path["run"])
     if row is not None:
-        found: dict[str, Any] = to_json(row.submission)
-        return found
+        return without_secrets(row.submission)
     record = history.read(call.path["run"])
     if record is None:
         raise Refused(404, "how this run was started is not known here")
@@ -115,7 +114,15 @@ def submission(call: Call) -> dict[str, Any]:
         prefork=options.prefork,
         shared=options.shared,
     )
-    return dict(to_json(said))
+    return without_secrets(said)
+
+
+def without_secrets(said: queued.Submission) -> dict[str, Any]:
+    """What looks like a secret is told as one is: by its name alone."""
+    hidden = [name for name, value in said.variables.items() if redact.tells(name, value)]
+    variables = {name: value for name, value in said.variables.items() if name not in hidden}
+    secrets = dict.fromkeys((*said.secrets, *hidden), "")
+    return dict(to_json(replace(said, variables=variables, secrets=secrets)))
 
 
 def report(call: Call) -> Answer:
@@ -182,6 +189,8 @@ def restart(call: Call) -> dict[str, Any]:
     record = history.read(run)
     if record is None:
         raise Refused(409, f"run {run} has never started", "hand it in again")
+    if queued.row(run) is not None and record.options.secrets and not queued.env_file(run).exists():
+        raise Refused(409, "its secrets were not kept after its end", "hand it in again, with them")
     world, grow = call.body.get("world"), bool(call.body.get("grow"))
     if world is not None and grow:
         raise Refused(400, "grow means as many ranks as it was launched with", "leave out world")

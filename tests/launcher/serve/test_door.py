@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -73,6 +74,30 @@ def test_a_token_may_do_what_its_role_allows(at_the_door: Service) -> None:
     ringctl("serve", "token", "remove", "looker")
     wait_for(lambda: at_the_door.raw("GET", "/api/runs", token=reader).status in (401, 429), "its end")
     ringctl("serve", "token", "remove", "worker")
+
+
+def test_what_looks_like_a_secret_is_told_to_nobody(at_the_door: Service) -> None:
+    given = {"WANDB_API_KEY": "not-to-be-seen", "SEED": "1"}
+    run = at_the_door.submit("true", at=9e9, variables=given)
+    said = at_the_door.client().get(f"/api/runs/{run}/submission")
+    assert (said["variables"], said["secrets"]) == ({"SEED": "1"}, {"WANDB_API_KEY": ""})
+    at_the_door.client().post(f"/api/runs/{run}/cancel")
+
+
+def test_requests_that_wait_for_hosts_do_not_keep_others_waiting(at_the_door: Service) -> None:
+    run = at_the_door.submit("true", at=9e9)
+
+    def ask() -> Answer:
+        return at_the_door.raw("GET", f"/api/runs/{run}/checkpoints")
+
+    with ThreadPoolExecutor(44) as many:
+        asked = [many.submit(ask) for _ in range(44)]  # more than there are threads
+        wait_for(lambda: any(each.done() for each in asked), "the first answer")
+        began = time.monotonic()
+        assert at_the_door.raw("GET", "/api/runs").status == 200
+        assert time.monotonic() - began < 2
+        assert not all(each.done() for each in asked)
+    at_the_door.client().post(f"/api/runs/{run}/cancel")
 
 
 def test_tokens_are_kept_as_hashes(at_the_door: Service) -> None:
