@@ -14,7 +14,7 @@ import sqlite3
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -49,6 +49,11 @@ class Seen:
     now: HostNow | None = None
     seen: float | None = None
     error: str = ""
+    asked: float = 0.0  # when that question began, by the monotonic clock
+
+    @property
+    def answers(self) -> bool:
+        return self.now is not None and not self.error
 
 
 class Keeper:
@@ -67,10 +72,10 @@ class Keeper:
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._ask_now = threading.Event()
-        self._asked = 0.0  # when all hosts were last asked
         self._looked = 0.0
         self._pool = Pool(no_input=True)
-        self._asking = threading.Lock()
+        self._asking = {host.name: threading.Lock() for host in inventory.hosts}
+        self._hearing = threading.Lock()
         self._threads = [
             threading.Thread(target=self._keep, name="keeper", daemon=True),
             threading.Thread(target=self._ask_on, name="hosts", daemon=True),
@@ -273,7 +278,7 @@ class Keeper:
         own = self.own()
         mine = {each.run for each in own}
         rooms = [
-            schedule.Room(host.name, host.slots, answers=not self.hosts[host.name].error)
+            schedule.Room(host.name, host.slots, answers=self.hosts[host.name].answers)
             for host in sorted(self.inventory.hosts, key=lambda host: host.name != self.inventory.master)
         ]
         return schedule.decide(
@@ -303,14 +308,16 @@ class Keeper:
         if not waiting:
             return
         with self.giving:
+            since = time.monotonic() - FRESH_S
             decision = self.decide(waiting)
-            if decision.starts and time.monotonic() - self._asked > FRESH_S:
-                self.ask_hosts()
+            if old := self.asked_before(since, {name for start in decision.starts for name in start.slots}):
+                self.ask_hosts(old)
                 decision = self.decide(waiting)
             begun = [
                 start.run
                 for start in decision.starts
-                if queued.change(start.run, "queued", "starting", slots=dict(start.slots), tries=0)
+                if not self.asked_before(since, start.slots)  # else in the next turn
+                and queued.change(start.run, "queued", "starting", slots=dict(start.slots), tries=0)
             ]
         news = {row.run: why for row in waiting if (why := decision.waiting.get(row.run, "")) != row.why}
         if news:
@@ -334,13 +341,23 @@ class Keeper:
             self._ask_now.wait(HOSTS_S)
             self._ask_now.clear()
 
-    def ask_hosts(self) -> None:
-        """How each of them is now."""
-        agents = {host.name: Agent(host, self._pool.transport(host)) for host in self.inventory.hosts}
-        with self._asking:
-            answers = fan_out(agents, lambda name: agents[name].slots())
-            self.hosts = {name: heard(self.hosts[name], answer) for name, answer in answers.items()}
-            self._asked = time.monotonic()
+    def ask_hosts(self, names: Collection[str] | None = None) -> None:
+        """How each of them is now, or these. What one says counts from when it was asked, however long
+        another takes: one that is silent holds up nobody else."""
+        wanted = [host for host in self.inventory.hosts if names is None or host.name in names]
+        agents = {host.name: Agent(host, self._pool.transport(host)) for host in wanted}
+
+        def ask(name: str) -> None:
+            with self._asking[name]:
+                began, answer = time.monotonic(), answer_of(agents[name])
+            with self._hearing:
+                self.hosts = {**self.hosts, name: heard(self.hosts[name], answer, began)}
+
+        fan_out(agents, ask)
+
+    def asked_before(self, since: float, names: Collection[str]) -> set[str]:
+        """Those that were last asked too long ago to give their slots away."""
+        return {name for name in names if self.hosts[name].asked < since}
 
     # --- afterwards ---
 
@@ -358,10 +375,19 @@ class Keeper:
                 queued.remove_secrets(run)
 
 
-def heard(before: Seen, answer: HostNow | RingctlError) -> Seen:
+def answer_of(agent: Agent) -> HostNow | RingctlError:
+    try:
+        return agent.slots()
+    except RingctlError as error:
+        return error
+
+
+def heard(before: Seen, answer: HostNow | RingctlError, began: float) -> Seen:
+    if began < before.asked:
+        return before  # somebody else has asked since
     if isinstance(answer, RingctlError):
-        return replace(before, error=answer.message)
-    return Seen(answer, time.time())
+        return replace(before, error=answer.message, asked=began)
+    return Seen(answer, time.time(), asked=began)
 
 
 def run_states() -> dict[str, str]:

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -158,6 +159,31 @@ def test_what_a_launch_noted_is_no_complaint() -> None:
     assert queued.complaint("warning: the clocks differ\n") == ""
     said = "warning: the clocks differ\nerror: no such command\n  to do: write another\n"
     assert queued.complaint(said) == "no such command\n  to do: write another"
+
+
+def test_a_host_that_is_silent_holds_up_nobody(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hosts = tmp_path / "hosts.yaml"
+        port = silent.getsockname()[1]
+        hosts.write_text(
+            "hosts:\n  - {name: here, local: true, slots: 2}\n"
+            f"  - {{name: silent, address: 127.0.0.1, port: {port}}}\n"
+        )
+        with serving("--hosts", str(hosts)) as service:
+            run = service.submit("true", world=2)
+            service.wait_for_state(run, "succeeded", seconds=8)  # it is given up after ten
+            rows = {row["name"]: row for row in service.client().get("/api/hosts")["hosts"]}
+            assert (rows["here"]["free"], rows["silent"]["free"]) == (2, 0)
+
+
+def test_runs_that_share_their_slots_lie_on_top_of_each_other(tmp_path: Path) -> None:
+    with serving() as service:
+        runs = [held(service, tmp_path / "go", shared=True) for _ in range(2)]
+        for run in runs:
+            service.wait_for_state(run, "running")
+        (host,) = service.client().get("/api/hosts")["hosts"]
+        assert (host["taken"], host["free"], len(host["runs"])) == (2, 0, 2)
+        (tmp_path / "go").touch()
 
 
 def test_slots_of_a_plain_launch_are_not_given_away(tmp_path: Path) -> None:
