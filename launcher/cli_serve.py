@@ -62,21 +62,23 @@ def serve(
 
 @serve.command()
 @click.option("--read-only", is_flag=True, help="For looking only.")
-def link(read_only: bool) -> int:
+@click.option("--user", metavar="NAME", help="For NAME, who hands in runs, and stops and restarts their own.")
+def link(read_only: bool, user: str | None) -> int:
     """Print a new link that opens the page once."""
-    click.echo(page_link(read_only=read_only))
+    click.echo(page_link(read_only=read_only, user=user))
     return 0
 
 
-def page_link(place: str = "", *, read_only: bool = False) -> str:
-    """Opens the page of this user's own service, there."""
+def page_link(place: str = "", *, read_only: bool = False, user: str | None = None) -> str:
+    """Opens the page of this user's own service, there; for another user, as a token of theirs would."""
     from launcher import client
     from launcher.serve import auth
 
     own = client.own()
     if own is None:
         raise InputError(client.NONE)
-    key = auth.make_key("read" if read_only else "admin", auth.user_name())
+    role: auth.Role = "read" if read_only else "admin" if user is None else "submit"
+    key = auth.make_key(role, auth.user_name() if user is None else auth.checked_name(user))
     return f"{own.url}/login?key={key}{place}"
 
 

@@ -84,7 +84,10 @@ class Gate:
             answer = Refused(
                 500, "this is a mistake in ringctl", "its log says more: please report it"
             ).answer()
-        await response(answer)(scope, receive, send)
+        try:
+            await response(answer)(scope, receive, send)
+        finally:
+            answer.done()
 
     async def answer(self, request: Request) -> Answer:
         refuse_strange_host(self.service, request)

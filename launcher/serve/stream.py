@@ -225,27 +225,28 @@ def streamed(call: Call, events: Callable[[], AsyncIterator[bytes]]) -> Answer:
     who = call.who.name if call.who else ""
     if live.streams >= MOST_STREAMS or live.of_user[who] >= MOST_STREAMS_EACH:
         raise Refused(503, "too many streams are open", "close a page", {"Retry-After": "5"})
-    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return Answer(None, kind="text/event-stream", headers=headers, stream=counted(call, events()))
-
-
-async def counted(call: Call, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """As long as the reader may still look."""
-    live, checked = call.service.live, time.monotonic()
-    who = call.who.name if call.who else ""
-    live.streams += 1
+    live.streams += 1  # before anybody else is asked: many may come at once
     live.of_user[who] += 1
-    try:
-        yield b"retry: 1000\n\n"
-        async for data in events:
-            yield data
-            if time.monotonic() - checked > HEARTBEAT_S:
-                if not await run_in_threadpool(call.service.still_may, call):
-                    return
-                checked = time.monotonic()
-    finally:
+
+    def done() -> None:
         live.streams -= 1
         live.of_user[who] -= 1
+
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    kind = "text/event-stream"
+    return Answer(None, kind=kind, headers=headers, stream=while_allowed(call, events()), done=done)
+
+
+async def while_allowed(call: Call, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """As long as the reader may still look."""
+    checked = time.monotonic()
+    yield b"retry: 1000\n\n"
+    async for data in events:
+        yield data
+        if time.monotonic() - checked > HEARTBEAT_S:
+            if not await run_in_threadpool(call.service.still_may, call):
+                return
+            checked = time.monotonic()
 
 
 async def follow_run(live: Live, run: str, after: int) -> AsyncIterator[bytes]:
