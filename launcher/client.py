@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import ssl
 import stat
 from collections.abc import Iterator, Mapping
@@ -167,6 +168,8 @@ class Client:
 
     def find(self, reference: str | None) -> dict[str, Any]:
         """The row of a run: by id, by name (the latest), by the beginning of its id; None: the latest."""
+        if reference is not None and re.fullmatch(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}", reference):
+            return dict(self.get(self.run(reference)))  # an id; it may be older than what is listed
         rows = self.get("/api/runs", limit=1000)["runs"]
         if not rows:
             raise InputError("the service has no run yet", fix="hand one in: ringctl submit --world 2")

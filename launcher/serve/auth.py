@@ -53,10 +53,16 @@ def hashed(secret: str) -> str:
 # --- Tokens --------------------------------------------------------------------------------------
 
 
+def checked_name(name: str) -> str:
+    if not TOKEN_NAME.fullmatch(name):
+        raise InputError(f"{name!r} is no name for a token: write letters, digits, '.', '_', '-' and '@'")
+    return name
+
+
 def add_token(name: str, role: Role) -> str:
     """A new one, told this once."""
-    if name != OWN and not TOKEN_NAME.fullmatch(name):
-        raise InputError(f"{name!r} is no name for a token: write letters, digits, '.', '_', '-' and '@'")
+    if name != OWN:
+        checked_name(name)
     secret = f"ringctl_{secrets.token_urlsafe(32)}"
     row = (name, hashed(secret), role, time.time())
 

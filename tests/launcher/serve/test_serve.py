@@ -114,6 +114,12 @@ def test_the_page_of_a_run_opens_or_is_printed(monkeypatch: pytest.MonkeyPatch) 
         assert shown == f"{service.url}/#/runs/{run}?tab=log"
         shown = ringctl("--server", service.url, "status", run, "--web").stdout.strip()
         assert shown == f"{service.url}/#/runs/{run}"
+        for command, place in (("logs", f"#/runs/{run}?tab=log"), ("status", f"#/runs/{run}")):
+            shown = ringctl(command, run, "--web").stdout.strip()
+            link, _, fragment = shown.partition("#")
+            assert f"#{fragment}" == place
+            answer = service.raw("GET", link.removeprefix(service.url), token=None)
+            assert (answer.status, answer.headers["location"]) == (303, "/")  # a browser keeps the place
 
 
 def test_a_unit_is_printed_where_there_is_no_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
