@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import http.client
 import json
 import os
@@ -36,8 +37,28 @@ def own_file() -> Path:
     return history.home() / "serve.json"
 
 
+def lock_file() -> Path:
+    """Held by the service as long as it lives."""
+    return history.home() / "serve" / "lock"
+
+
 def own() -> Own | None:
-    return history.read_as(Own, own_file())
+    """None as well if it was killed: whoever has its port now is not to be sent its token."""
+    return history.read_as(Own, own_file()) if is_serving() else None
+
+
+def is_serving() -> bool:
+    try:
+        descriptor = os.open(lock_file(), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def client_for(server: str | None) -> Client:
