@@ -137,7 +137,7 @@ def list_tokens(as_json: bool) -> int:
 @token.command("remove")
 @click.argument("name")
 def remove_token(name: str) -> int:
-    """Nobody gets in with it any more."""
+    """Nobody gets in with it any more; browsers that are signed in as NAME are signed out."""
     from launcher.serve import auth
 
     auth.remove_token(name)

@@ -81,8 +81,13 @@ def add_token(name: str, role: Role) -> str:
 
 
 def remove_token(name: str) -> None:
+    """And whatever else lets them in: links that were not opened yet, browsers that are signed in."""
+
     def work(db: sqlite3.Connection) -> int:
-        return db.execute("DELETE FROM tokens WHERE name = ?", (name,)).rowcount
+        opened = "SELECT key, data FROM notes WHERE key LIKE 'login:%' OR key LIKE 'session:%'"
+        theirs = [(row["key"],) for row in db.execute(opened) if json.loads(row["data"])["user"] == name]
+        db.executemany("DELETE FROM notes WHERE key = ?", theirs)
+        return db.execute("DELETE FROM tokens WHERE name = ?", (name,)).rowcount + len(theirs)
 
     if not database.write(history.file(), work):
         raise InputError(f"there is no token {name!r}", fix="ringctl serve token list")

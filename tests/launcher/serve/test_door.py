@@ -172,6 +172,22 @@ def test_a_link_for_another_user_opens_the_page_as_them(at_the_door: Service) ->
     at_the_door.client().post(f"/api/runs/{mine}/cancel")
 
 
+def test_with_a_token_its_users_browsers_are_signed_out(at_the_door: Service) -> None:
+    ringctl("serve", "token", "add", "carol")
+    links = [ringctl("serve", "link", "--user", name).stdout.strip() for name in ("carol", "carol", "dave")]
+    first, unused, other = (link.removeprefix(at_the_door.url) for link in links)
+    cookies = []
+    for link in (first, other):
+        answer = at_the_door.raw("GET", link, token=None)
+        cookies.append({"Cookie": answer.headers["set-cookie"].partition(";")[0]})
+    ringctl("serve", "token", "remove", "carol")
+    assert at_the_door.raw("GET", "/api/runs", headers=cookies[0], token=None).status == 401
+    assert at_the_door.raw("GET", unused, token=None).status != 303
+    assert at_the_door.raw("GET", "/api/runs", headers=cookies[1], token=None).status == 200
+    ringctl("serve", "token", "remove", "dave")  # who has no token, but a browser
+    assert "no token 'dave'" in ringctl("serve", "token", "remove", "dave", code=2).stderr
+
+
 def test_one_user_cannot_take_all_streams(at_the_door: Service) -> None:
     token = ringctl("serve", "token", "add", "greedy", "--read-only").stdout.strip()
     head = f"GET /api/stream HTTP/1.1\r\nHost: 127.0.0.1:{at_the_door.port}\r\nAuthorization: Bearer "
