@@ -361,6 +361,8 @@ def logs(
     """
     from launcher import logs, showlogs
 
+    if web:
+        return cli_serve.open_run(run, "?tab=log")
     wanted = logs.Filter(
         ranks=logs.parse_ranks(ranks) if ranks is not None else None,
         hosts=frozenset(hosts) or None,
@@ -368,8 +370,6 @@ def logs(
         grep=logs.parse_grep(grep) if grep is not None else None,
     )
     found = named_run(run, where)
-    if web:
-        return cli_serve.open_run(found.run, "?tab=log")
     world = found.state.world if found.state else 0
     absent = sorted(rank for rank in wanted.ranks or () if world and rank >= world and not previous)
     if absent:
@@ -444,9 +444,9 @@ def status(run: str | None, web: bool, as_json: bool, **where: str | None) -> in
     """How the latest run, or RUN, is: each rank's state, step, loss and last sign of life."""
     from launcher import render, text, watching
 
-    found, now = named_run(run, where), time.time()
     if web:
-        return cli_serve.open_run(found.run)
+        return cli_serve.open_run(run)
+    found, now = named_run(run, where), time.time()
     for words in found.silent:
         click.echo(f"error: {words}", err=True)
     code = HostError.exit_code if found.silent else 0

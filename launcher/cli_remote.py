@@ -200,7 +200,6 @@ def follow(
 
 def ended(there: Client, run: str, as_json: bool) -> int:
     from launcher import text
-    from launcher.logs import visible
 
     found = there.get(there.run(run))
     cause = found["cause"] or {}
@@ -208,12 +207,20 @@ def ended(there: Client, run: str, as_json: bool) -> int:
         about = {"kind": "run_finished", "run": run, "state": found["state"], "attempt": found["attempt"]}
         click.echo(text.json_line({**about, "cause": cause.get("text"), "fix": cause.get("fix")}))
     else:
-        if found["error"]:
-            click.echo(visible(found["error"]), err=True)
-        if cause.get("fix"):
-            click.echo(visible(f"  to do: {cause['fix']}"), err=True)
-        click.echo(f"run {run} {found['state']}", err=True)
+        tell_end(found)
     return exit_code(found["state"])
+
+
+def tell_end(found: Mapping[str, Any]) -> None:
+    """How a run ended, and why; also one that never started."""
+    from launcher.logs import visible
+
+    fix = (found["cause"] or {}).get("fix") or found["fix"]
+    if found["error"]:
+        click.echo(visible(found["error"]), err=True)
+        if fix:
+            click.echo(visible(f"  to do: {fix}"), err=True)
+    click.echo(f"run {found['run']} {found['state']}", err=True)
 
 
 def wait_for_end(there: Client, run: str) -> dict[str, Any]:

@@ -62,29 +62,33 @@ def serve(
 
 @serve.command()
 @click.option("--read-only", is_flag=True, help="For looking only.")
-def link(read_only: bool) -> int:
+@click.option("--user", metavar="NAME", help="For NAME, who hands in runs, and stops and restarts their own.")
+def link(read_only: bool, user: str | None) -> int:
     """Print a new link that opens the page once."""
-    click.echo(page_link(read_only=read_only))
+    click.echo(page_link(read_only=read_only, user=user))
     return 0
 
 
-def page_link(place: str = "", *, read_only: bool = False) -> str:
-    """Opens the page of this user's own service, there."""
+def page_link(place: str = "", *, read_only: bool = False, user: str | None = None) -> str:
+    """Opens the page of this user's own service, there; for another user, as a token of theirs would."""
     from launcher import client
     from launcher.serve import auth
 
     own = client.own()
     if own is None:
         raise InputError(client.NONE)
-    key = auth.make_key("read" if read_only else "admin", auth.user_name())
+    role: auth.Role = "read" if read_only else "admin" if user is None else "submit"
+    key = auth.make_key(role, auth.user_name() if user is None else auth.checked_name(user))
     return f"{own.url}/login?key={key}{place}"
 
 
-def open_run(run: str, tab: str = "") -> int:
-    """The page of a run at this user's own service, signed in by a new link."""
+def open_run(run: str | None, tab: str = "") -> int:
+    """The page of the user's own service, at the latest run or RUN, signed in by a new link."""
     from launcher.cli_remote import open_page
+    from launcher.client import client_for
 
-    return open_page(page_link(f"#/runs/{run}{tab}"))
+    found = client_for(None).find(run)["run"]
+    return open_page(page_link(f"#/runs/{found}{tab}"))
 
 
 @serve.group()
@@ -133,7 +137,7 @@ def list_tokens(as_json: bool) -> int:
 @token.command("remove")
 @click.argument("name")
 def remove_token(name: str) -> int:
-    """Nobody gets in with it any more."""
+    """Nobody gets in with it any more; browsers that are signed in as NAME are signed out."""
     from launcher.serve import auth
 
     auth.remove_token(name)
@@ -206,7 +210,9 @@ def submit(
         row = cli_remote.wait_for_end(service, row["run"])
     if as_json:
         click.echo(text.json_line(row))
-    elif not wait:
+    elif wait:
+        cli_remote.tell_end(row)
+    else:
         click.echo(f"  ringctl queue\n  ringctl --server {service.url} logs {row['run']} --follow")
     return cli_remote.exit_code(row["state"]) if wait else 0
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import http.client
 import json
 import os
+import re
 import ssl
 import stat
 from collections.abc import Iterator, Mapping
@@ -35,8 +37,28 @@ def own_file() -> Path:
     return history.home() / "serve.json"
 
 
+def lock_file() -> Path:
+    """Held by the service as long as it lives."""
+    return history.home() / "serve" / "lock"
+
+
 def own() -> Own | None:
-    return history.read_as(Own, own_file())
+    """None as well if it was killed: whoever has its port now is not to be sent its token."""
+    return history.read_as(Own, own_file()) if is_serving() else None
+
+
+def is_serving() -> bool:
+    try:
+        descriptor = os.open(lock_file(), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def client_for(server: str | None) -> Client:
@@ -167,6 +189,8 @@ class Client:
 
     def find(self, reference: str | None) -> dict[str, Any]:
         """The row of a run: by id, by name (the latest), by the beginning of its id; None: the latest."""
+        if reference is not None and re.fullmatch(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}", reference):
+            return dict(self.get(self.run(reference)))  # an id; it may be older than what is listed
         rows = self.get("/api/runs", limit=1000)["runs"]
         if not rows:
             raise InputError("the service has no run yet", fix="hand one in: ringctl submit --world 2")

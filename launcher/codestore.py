@@ -30,6 +30,10 @@ def has(digest: str) -> bool:
     return folder_of(digest).is_dir()
 
 
+def remove(digest: str) -> None:
+    shutil.rmtree(folder_of(digest), ignore_errors=True)
+
+
 def receive(digest: str, packed: BinaryIO) -> None:
     """Unpack a tar, and keep it if it is what its digest says."""
     history.make_folder(store())
@@ -37,14 +41,18 @@ def receive(digest: str, packed: BinaryIO) -> None:
     try:
         names = unpack(packed, place)
         if push.snapshot_of(place, names).digest != digest:
-            raise InputError("the files are not those of this digest; nothing was kept")
+            raise InputError(
+                "the files are not those of this digest; nothing was kept",
+                fix="did one change while it was sent? hand the run in again, or name it in .ringignore",
+            )
         try:
             os.rename(place, folder_of(digest))
         except OSError:
             if not has(digest):  # else somebody else was as fast
                 raise
-    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
-        raise InputError(f"the tar cannot be unpacked: {str(error)[:200]}") from None
+    except (tarfile.TarError, EOFError, OSError, ValueError, RecursionError) as error:
+        words = getattr(error, "strerror", None) or str(error)  # not where that is on this machine
+        raise InputError(f"the tar cannot be unpacked: {words[:200]}") from None
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
@@ -54,7 +62,9 @@ def unpack(packed: BinaryIO, place: Path) -> list[str]:
     names: set[str] = set()
     size = 0
     with tarfile.open(fileobj=Careful(packed), mode="r:") as tar:  # type: ignore[call-overload]  # reads, seeks
-        for member in tar:
+        for count, member in enumerate(tar, start=1):  # folders as well: a small file may hold millions
+            if count > MOST_FILES:
+                raise InputError(f"more than {MOST_FILES:,} files and folders")
             name = checked_name(member.name)
             if member.isdir():
                 continue
@@ -62,8 +72,8 @@ def unpack(packed: BinaryIO, place: Path) -> list[str]:
                 raise InputError(f"{name[:200]}: neither a file nor a link, or there twice")
             names.add(name)
             size += member.size
-            if len(names) > MOST_FILES or size > MOST_BYTES:
-                raise InputError(f"more than {MOST_FILES:,} files or {MOST_BYTES >> 20:,} MB")
+            if size > MOST_BYTES:
+                raise InputError(f"more than {MOST_BYTES >> 20:,} MB")
             target = inside(place, name)
             if member.issym():
                 make_link(name, member.linkname, target)

@@ -219,7 +219,13 @@ def decoded(text: str) -> Record | None:
         return None
 
 
-def enlist(
+def enlist(run: str, **about: Any) -> None:
+    """A run that was handed in, and is not started yet; once more changes nothing."""
+    change(lambda db: enlist_in(db, run, **about))
+
+
+def enlist_in(
+    db: sqlite3.Connection,
     run: str,
     *,
     name: str = "",
@@ -229,25 +235,28 @@ def enlist(
     command: Sequence[str] = (),
     state: str = "queued",
 ) -> None:
-    """A run that was handed in, and is not started yet; once more changes nothing."""
+    """The same, together with what else is written of it."""
     lists = (json.dumps(list(hosts)), json.dumps(list(command)))
     values = (run, name, user or own_name(), state, world, lists[0], time.time(), lists[1])
-    change(
-        lambda db: db.execute(
-            "INSERT INTO runs (run, name, user, state, world, attempt, hosts, submitted, command) "
-            "VALUES (?, ?, ?, ?, ?, 1, ?, ?, ?) ON CONFLICT (run) DO NOTHING",
-            values,
-        )
+    db.execute(
+        "INSERT INTO runs (run, name, user, state, world, attempt, hosts, submitted, command) "
+        "VALUES (?, ?, ?, ?, ?, 1, ?, ?, ?) ON CONFLICT (run) DO NOTHING",
+        values,
     )
 
 
 def mark(run: str, state: str, *, error: str = "", fix: str = "") -> None:
     """How a run is that no host can tell of: it was cancelled, say, or never came to a start."""
+    change(lambda db: mark_in(db, run, state, error, fix))
+
+
+def mark_in(db: sqlite3.Connection, run: str, state: str, error: str = "", fix: str = "") -> None:
+    """The same, together with what else is written of it."""
     over = time.time() if state in ("failed", "cancelled", "stopped", "succeeded") else None
     words = """UPDATE runs SET state = ?, error = ?, fix = ?,
         ended = CASE WHEN ? IS NULL THEN NULL ELSE coalesce(ended, ?) END WHERE run = ?"""
     said = map(database.storable, (error, fix))
-    change(lambda db: db.execute(words, (state, *said, over, over, run)))
+    db.execute(words, (state, *said, over, over, run))
 
 
 def state_of(run: str) -> str:

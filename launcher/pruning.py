@@ -6,7 +6,7 @@ import contextlib
 import sqlite3
 from collections.abc import Sequence
 
-from launcher import database, history, watching
+from launcher import database, history, queued, watching
 
 LOST_S = 86400.0  # a run that is lost so long has ended, for want of its lease
 AT_ONCE = 50  # runs in one transaction: nobody waits for long
@@ -48,6 +48,7 @@ def is_busy(run: str) -> bool:
 def forget(runs: Sequence[str], *, logs_only: bool = False) -> None:
     """Some at a time, so that whoever writes meanwhile need not wait for all; then give the room back."""
     tables = LOGS if logs_only else ("runs", "queue", *database.OF_A_RUN)
+    here = set() if logs_only else {run for run in runs if was_here(run)}
     for at in range(0, len(runs), AT_ONCE):
         some = [(run,) for run in runs[at : at + AT_ONCE]]
 
@@ -60,7 +61,16 @@ def forget(runs: Sequence[str], *, logs_only: bool = False) -> None:
         for ending in ("lock", "log", "recording"):
             with contextlib.suppress(OSError):
                 (watching.folder() / f"{run}.{ending}").unlink()
+        queued.remove_folder(run, keep_work=run in here)
+    if not logs_only:
+        queued.remove_unused_code()
     give_room_back()
+
+
+def was_here(run: str) -> bool:
+    """Whether its ranks ran on this machine, where they may have written results beside their code."""
+    record = history.read(run)
+    return record is not None and any(host.local for host in (*record.hosts, *record.former))
 
 
 def give_room_back() -> None:

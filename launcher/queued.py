@@ -13,6 +13,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from launcher.wholefile import replace_whole
 
 State = Literal["queued", "starting", "started", "failed", "cancelled"]
 START = "start-queued"  # the hidden command that launches one
+UNUSED_S = 86400.0  # a snapshot that no run uses is kept so long
 MOST_TOLD = 64 << 10  # of what a launch said
 
 
@@ -64,25 +66,26 @@ class Queued:
     slots: Mapping[str, int] = field(default_factory=dict)  # given to it, once it starts
     pid: int = 0  # of its launch
     tries: int = 0
-    unwanted: bool = False  # somebody has cancelled it meanwhile
+    cancelled: bool = False  # while its launch was under way, which is to come to nothing
 
 
 # --- Rows ----------------------------------------------------------------------------------------
 
 
 def add(run: str, user: str, submission: Submission) -> None:
-    """Remember what was handed in, its secrets in a file of their own."""
+    """Remember what was handed in, its secrets in a file of their own; it is among all runs at once."""
     write_secrets(run, submission.secrets)
     hidden = replace(submission, secrets=dict.fromkeys(submission.secrets, ""))
     row = (run, submission.priority, submission.after, submission.at, json.dumps(to_json(hidden)), user)
     columns = "run, priority, after, at, submission, user, state"
     sql = f"INSERT INTO queue({columns}) VALUES (?, ?, ?, ?, ?, ?, 'queued')"  # noqa: S608 - as above
-    database.write(history.file(), lambda db: db.execute(sql, row))
+    name, world, command = submission.name, submission.world or 0, submission.command
 
+    def work(db: sqlite3.Connection) -> None:
+        db.execute(sql, row)
+        history.enlist_in(db, run, name=name, user=user, world=world, command=command)
 
-def enlist(run: str, user: str, said: Submission) -> None:
-    """Among all runs, where it waits to be started."""
-    history.enlist(run, name=said.name, user=user, world=said.world or 0, command=said.command)
+    history.change(work)
 
 
 def rows(*states: State) -> list[Queued]:
@@ -128,23 +131,44 @@ def from_row(found: sqlite3.Row) -> Queued:
         child.get("slots", {}),
         child.get("pid", 0),
         child.get("tries", 0),
-        child.get("unwanted", False),
+        child.get("cancelled", False),
     )
 
 
 def change(run: str, before: State, state: State, why: str = "", **child: Any) -> bool:
     """To another state, if it is still in the one that we have seen."""
+    return database.write(history.file(), lambda db: changed(db, run, before, state, why, child))
+
+
+def changed(
+    db: sqlite3.Connection, run: str, before: State, state: State, why: str, child: Mapping[str, Any]
+) -> bool:
+    """The same, together with what else is written of it."""
+    found = db.execute("SELECT child FROM queue WHERE run = ? AND state = ?", (run, before)).fetchone()
+    if found is None:
+        return False
+    about = json.dumps({**json.loads(found["child"] or "{}"), **child})
+    values = (state, database.storable(why), about, run)
+    db.execute("UPDATE queue SET state = ?, why = ?, child = ? WHERE run = ?", values)
+    return True
+
+
+def conclude(
+    run: str, before: State, state: Literal["failed", "cancelled"], why: str = "", fix: str = ""
+) -> bool:
+    """It never comes to a start: at once in the queue and among all runs, for whoever is killed in between
+    would leave a run that waits for ever."""
 
     def work(db: sqlite3.Connection) -> bool:
-        found = db.execute("SELECT child FROM queue WHERE run = ? AND state = ?", (run, before)).fetchone()
-        if found is None:
+        if not changed(db, run, before, state, why, {}):
             return False
-        about = json.dumps({**json.loads(found["child"] or "{}"), **child})
-        values = (state, database.storable(why), about, run)
-        db.execute("UPDATE queue SET state = ?, why = ?, child = ? WHERE run = ?", values)
+        history.mark_in(db, run, state, why, fix)
         return True
 
-    return database.write(history.file(), work)
+    done = database.write(history.file(), work)
+    if done:
+        remove_secrets(run)
+    return done
 
 
 def explain(reasons: Mapping[str, str]) -> None:
@@ -184,6 +208,29 @@ def make_folders(path: Path) -> None:
 
 def remove_secrets(run: str) -> None:
     env_file(run).unlink(missing_ok=True)
+
+
+def remove_folder(run: str, *, keep_work: bool) -> None:
+    """Of a run that is forgotten; but for what its ranks may have written, if that is to be kept."""
+    import shutil
+
+    with contextlib.suppress(OSError):
+        work_folder(run).rmdir()  # if there is nothing in it
+    for path in folder(run).glob("*"):
+        if path != work_folder(run):
+            path.unlink(missing_ok=True) if path.is_file() else shutil.rmtree(path, ignore_errors=True)
+        elif not keep_work:
+            shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder(run).rmdir()
+
+
+def remove_unused_code() -> None:
+    """Snapshots that no run was handed in with; not what has just come, whose run may be on its way."""
+    used = {row.submission.code for row in rows()}
+    for path in codestore.store().glob("[0-9a-f]*"):
+        if path.name not in used and time.time() - path.stat().st_mtime > UNUSED_S:
+            codestore.remove(path.name)
 
 
 @contextlib.contextmanager
@@ -235,7 +282,14 @@ def told(run: str) -> tuple[bool, str]:
     """(whether a launch that has ended said that it started the run, what it complained of)."""
     said = tail(folder(run) / "out")
     started = any(line.startswith('{"run":') for line in said.splitlines())
-    return started, tail(folder(run) / "err").strip()
+    return started, complaint(tail(folder(run) / "err"))
+
+
+def complaint(said: str) -> str:
+    """What a command said that failed, without the notes before it; "" if it has not lived to say so."""
+    lines = said.strip().splitlines()
+    at = next((at for at, line in enumerate(lines) if line.startswith("error: ")), len(lines))
+    return "\n".join(lines[at:]).removeprefix("error: ")
 
 
 def tail(path: Path) -> str:

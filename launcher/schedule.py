@@ -91,6 +91,12 @@ def taken_by_others(told: Mapping[str, Sequence[SlotsTold]], own: Collection[str
     return tuple(Taken(run, by_host, shared, user) for (run, user, shared), by_host in slots.items())
 
 
+def used(taken: Sequence[Taken], host: str) -> int:
+    """How many slots of a host these have; runs that share lie on top of each other."""
+    alone = sum(each.slots.get(host, 0) for each in taken if not each.shared)
+    return alone + max((each.slots.get(host, 0) for each in taken if each.shared), default=0)
+
+
 # --- What is taken -------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ import fcntl
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from launcher.errors import InputError
 if TYPE_CHECKING:
     from launcher.model import Inventory
 
+LOOK_S = 0.5
 MISSING = "ringctl serve needs starlette and uvicorn"
 
 
@@ -134,19 +136,32 @@ def local_name(options: Options) -> str:
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
     """Two services would start the same runs."""
-    folder = history.home() / "serve"
-    history.make_folder(folder)
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    path = client.lock_file()
+    history.make_folder(path.parent)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if not held(descriptor):
         os.close(descriptor)
         own = client.own()
         raise InputError(
             f"your service runs already{f' at {own.url}' if own else ''}",
             fix="ringctl serve link opens its page",
-        ) from None
+        )
+    client.own_file().unlink(missing_ok=True)  # of one that was killed: its port may be somebody else's now
     try:
         yield
     finally:
         os.close(descriptor)
+
+
+def held(descriptor: int) -> bool:
+    """Whether the lock could be had. Who only looks whether there is a service has it for a moment."""
+    deadline = time.monotonic() + LOOK_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        else:
+            return True

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import tempfile
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from launcher import __version__, ask, codestore, history, listing, queued, tape
+from launcher import __version__, ask, codestore, history, listing, queued, redact, tape
 from launcher import report as reports
 from launcher.errors import InputError, RingctlError
 from launcher.inventory import variable_problem
 from launcher.model import from_json, to_json
 from launcher.plan import is_trainer, place
-from launcher.redact import SHOWN, tells
 from launcher.serve import prom
 from launcher.serve.auth import Who
 from launcher.serve.call import Answer, Call, Refused
 from launcher.serve.children import ringctl
 from launcher.serve.service import PREFLIGHT, fresh_id
+
+CANCEL_S = 15.0  # by then a launch that is interrupted has ended, most times
 
 
 def health(_call: Call) -> dict[str, Any]:
@@ -93,10 +95,10 @@ def checkpoints(call: Call) -> dict[str, Any]:
 
 def submission(call: Call) -> dict[str, Any]:
     """Also of a run that was launched without the service, as far as it is remembered."""
-    owner = row_of(call)["user"]
+    row_of(call)
     row = queued.row(call.path["run"])
     if row is not None:
-        return shown_to(call.who, owner, row.submission)
+        return without_secrets(row.submission)
     record = history.read(call.path["run"])
     if record is None:
         raise Refused(404, "how this run was started is not known here")
@@ -113,15 +115,15 @@ def submission(call: Call) -> dict[str, Any]:
         prefork=options.prefork,
         shared=options.shared,
     )
-    return shown_to(call.who, owner, said)
+    return without_secrets(said)
 
 
-def shown_to(who: Who | None, owner: str, said: queued.Submission) -> dict[str, Any]:
-    """For others than its owner without variables that look like secrets, as plans are shown."""
-    if who is None or not (who.may("admin") or who.name == owner):
-        hidden = {name: SHOWN if tells(name, value) else value for name, value in said.variables.items()}
-        said = replace(said, variables=hidden)
-    return dict(to_json(said))
+def without_secrets(said: queued.Submission) -> dict[str, Any]:
+    """What looks like a secret is told as one is: by its name alone."""
+    hidden = [name for name, value in said.variables.items() if redact.tells(name, value)]
+    variables = {name: value for name, value in said.variables.items() if name not in hidden}
+    secrets = dict.fromkeys((*said.secrets, *hidden), "")
+    return dict(to_json(replace(said, variables=variables, secrets=secrets)))
 
 
 def report(call: Call) -> Answer:
@@ -158,7 +160,8 @@ def mine(call: Call) -> dict[str, Any]:
 def stop(call: Call) -> dict[str, Any]:
     row = mine(call)
     run = row["run"]
-    if row["state"] == "queued" or (row["state"] == "starting" and history.read(run) is None):
+    entry = queued.row(run)
+    if entry is not None and entry.state in ("queued", "starting"):
         return cancel(call)
     done = ringctl("stop", run, "--json")
     done.json()
@@ -170,9 +173,14 @@ def stop(call: Call) -> dict[str, Any]:
 
 def cancel(call: Call) -> dict[str, Any]:
     row = mine(call)
-    call.service.keeper.cancel(row["run"])
-    call.service.keeper.wake()
-    return known(call, listing.row(row["run"]))
+    keeper, run = call.service.keeper, row["run"]
+    keeper.cancel(run)
+    until = time.monotonic() + CANCEL_S
+    while (entry := queued.row(run)) and entry.state == "starting" and time.monotonic() < until:
+        keeper.wake()
+        time.sleep(0.1)
+    keeper.wake()
+    return known(call, listing.row(run))
 
 
 def restart(call: Call) -> dict[str, Any]:
@@ -182,6 +190,8 @@ def restart(call: Call) -> dict[str, Any]:
     record = history.read(run)
     if record is None:
         raise Refused(409, f"run {run} has never started", "hand it in again")
+    if queued.row(run) is not None and record.options.secrets and not queued.env_file(run).exists():
+        raise Refused(409, "its secrets were not kept after its end", "hand it in again, with them")
     world, grow = call.body.get("world"), bool(call.body.get("grow"))
     if world is not None and grow:
         raise Refused(400, "grow means as many ranks as it was launched with", "leave out world")
@@ -276,7 +286,6 @@ def checked(call: Call, said: queued.Submission) -> queued.Submission:
 def enlisted(call: Call, said: queued.Submission, who: Who) -> dict[str, Any]:
     run = fresh_id(lambda run: listing.row(run) is not None)
     queued.add(run, who.name, said)
-    queued.enlist(run, who.name, said)
     call.service.keeper.wake()
     return known(call, listing.row(run))
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 
+from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
@@ -51,7 +52,8 @@ def make_app(service: Service) -> Starlette:
     paths: dict[str, dict[str, Route]] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method] = route
-    gates = [Path(path, Gate(service, by_method)) for path, by_method in paths.items()]
+    patient = CapacityLimiter(limits.MOST_SLOW)
+    gates = [Path(path, Gate(service, by_method, patient)) for path, by_method in paths.items()]
     app = Starlette(routes=gates, exception_handlers={404: not_found})
     app.router.redirect_slashes = False
     return app
@@ -64,8 +66,8 @@ async def not_found(_request: Request, _error: Exception) -> Response:
 class Gate:
     """One path: an ASGI application that lets through only what the table declares."""
 
-    def __init__(self, service: Service, routes: Mapping[str, Route]) -> None:
-        self.service, self.routes = service, routes
+    def __init__(self, service: Service, routes: Mapping[str, Route], patient: CapacityLimiter) -> None:
+        self.service, self.routes, self.patient = service, routes, patient
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -82,7 +84,10 @@ class Gate:
             answer = Refused(
                 500, "this is a mistake in ringctl", "its log says more: please report it"
             ).answer()
-        await response(answer)(scope, receive, send)
+        try:
+            await response(answer)(scope, receive, send)
+        finally:
+            answer.done()
 
     async def answer(self, request: Request) -> Answer:
         refuse_strange_host(self.service, request)
@@ -106,7 +111,8 @@ class Gate:
         if inspect.iscoroutinefunction(route.handler):
             found = await route.handler(call)
         else:
-            found = await run_in_threadpool(route.handler, call)
+            limiter = self.patient if route.slow else None
+            found = await to_thread.run_sync(route.handler, call, limiter=limiter)
         return found if isinstance(found, Answer) else Answer(found)
 
     async def who(self, request: Request, route: Route) -> Who | None:

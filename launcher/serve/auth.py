@@ -53,10 +53,16 @@ def hashed(secret: str) -> str:
 # --- Tokens --------------------------------------------------------------------------------------
 
 
+def checked_name(name: str) -> str:
+    if not TOKEN_NAME.fullmatch(name):
+        raise InputError(f"{name!r} is no name for a token: write letters, digits, '.', '_', '-' and '@'")
+    return name
+
+
 def add_token(name: str, role: Role) -> str:
     """A new one, told this once."""
-    if name != OWN and not TOKEN_NAME.fullmatch(name):
-        raise InputError(f"{name!r} is no name for a token: write letters, digits, '.', '_', '-' and '@'")
+    if name != OWN:
+        checked_name(name)
     secret = f"ringctl_{secrets.token_urlsafe(32)}"
     row = (name, hashed(secret), role, time.time())
 
@@ -75,8 +81,13 @@ def add_token(name: str, role: Role) -> str:
 
 
 def remove_token(name: str) -> None:
+    """And whatever else lets them in: links that were not opened yet, browsers that are signed in."""
+
     def work(db: sqlite3.Connection) -> int:
-        return db.execute("DELETE FROM tokens WHERE name = ?", (name,)).rowcount
+        opened = "SELECT key, data FROM notes WHERE key LIKE 'login:%' OR key LIKE 'session:%'"
+        theirs = [(row["key"],) for row in db.execute(opened) if json.loads(row["data"])["user"] == name]
+        db.executemany("DELETE FROM notes WHERE key = ?", theirs)
+        return db.execute("DELETE FROM tokens WHERE name = ?", (name,)).rowcount + len(theirs)
 
     if not database.write(history.file(), work):
         raise InputError(f"there is no token {name!r}", fix="ringctl serve token list")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,7 @@ class Answer:
     kind: str = "application/json"
     headers: Mapping[str, str] = field(default_factory=dict)
     stream: AsyncIterator[bytes] | None = None
+    done: Callable[[], None] = lambda: None  # called once it was sent, or could not be
 
     def data(self) -> bytes:
         if self.kind == "application/json":

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from launcher.errors import InputError, RingctlError
 from launcher.fanout import fan_out
 from launcher.model import Inventory
 from launcher.queued import Queued
+from launcher.serve.call import Refused
 from launcher.serve.children import ringctl
 from launcher.transport import Pool
 
@@ -49,6 +50,11 @@ class Seen:
     now: HostNow | None = None
     seen: float | None = None
     error: str = ""
+    asked: float = 0.0  # when that question began, by the monotonic clock
+
+    @property
+    def answers(self) -> bool:
+        return self.now is not None and not self.error
 
 
 class Keeper:
@@ -64,21 +70,20 @@ class Keeper:
         self.reserved: dict[str, Mapping[str, int]] = {}  # slots of runs that are being started again
         self.giving = threading.RLock()  # whoever gives slots away, or takes them
         self._launches: dict[str, subprocess.Popen[bytes]] = {}
+        self._ending: set[str] = set()  # runs that were cancelled while they started
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._ask_now = threading.Event()
-        self._asked = 0.0  # when all hosts were last asked
         self._looked = self._tidied = 0.0
         self._pool = Pool(no_input=True)
-        self._asking = threading.Lock()
+        self._asking = {host.name: threading.Lock() for host in inventory.hosts}
+        self._hearing = threading.Lock()
         self._threads = [
             threading.Thread(target=self._keep, name="keeper", daemon=True),
             threading.Thread(target=self._ask_on, name="hosts", daemon=True),
         ]
 
     def start(self) -> None:
-        for row in queued.rows("queued"):
-            queued.enlist(row.run, row.user, row.submission)  # should we have been killed between the two
         self.look_for_runs()
         for thread in self._threads:
             thread.start()
@@ -130,6 +135,8 @@ class Keeper:
 
     def look_at_launches(self) -> None:
         for row in queued.rows("starting"):
+            if row.run in self._ending:
+                continue
             process = self._launches.get(row.run)
             if process is not None and process.poll() is None:
                 continue
@@ -143,30 +150,54 @@ class Keeper:
     def after_launch(self, row: Queued) -> None:
         """Its process is gone: did it start the run, fail to, or was it killed?"""
         started, complaint = queued.told(row.run)
-        if started or self.has_begun(row.run):
-            queued.change(row.run, "starting", "started")
-            if row.unwanted:
-                threading.Thread(target=ringctl, args=("stop", row.run), daemon=True).start()
+        started = started or self.has_begun(row.run)
+        if self.is_cancelled(row.run):
+            self.after_cancel(row.run, started)
             return
-        if row.unwanted:
-            self.close(row.run, "starting", "cancelled")
+        if started:
+            queued.change(row.run, "starting", "started")
+            if self.is_cancelled(row.run):  # at just this moment
+                self.after_cancel(row.run, started)
             return
         if not complaint and row.tries < MOST_TRIES:
             log.warning("run %s: its launch was killed; it is launched again", row.run)
-            queued.change(row.run, "starting", "starting", tries=row.tries + 1)
+            queued.change(row.run, "starting", "starting", tries=row.tries + 1, pid=0)
             self.launch(replace(row, tries=row.tries + 1))
             return
         why, _, fix = (complaint or "its launch was killed, again and again").partition("\n")
-        self.close(row.run, "starting", "failed", why.removeprefix("error: "), fix.strip())
+        queued.conclude(row.run, "starting", "failed", why, fix.strip())
 
-    def close(
-        self, run: str, before: queued.State, state: queued.State, why: str = "", fix: str = ""
-    ) -> bool:
-        """It will not run, unless somebody hands it in again."""
-        if not queued.change(run, before, state, why):
+    def is_cancelled(self, run: str) -> bool:
+        row = queued.row(run)
+        return row is not None and row.cancelled
+
+    def after_cancel(self, run: str, started: bool) -> None:
+        """Its launch has ended: what it may have started is ended, too."""
+        if not started:
+            queued.conclude(run, "starting", "cancelled")
+            return
+        self._ending.add(run)
+        threading.Thread(target=self._end, args=(run,), name=f"end {run}", daemon=True).start()
+
+    def _end(self, run: str) -> None:
+        """Beside the loop, and until it has worked: a host that is silent holds up nobody else."""
+        try:
+            while not self._stop.is_set() and not self.has_ended(run):
+                self._stop.wait(TIDY_S)
+        finally:
+            self._ending.discard(run)
+            self._wake.set()
+            self.on_change(run)
+
+    def has_ended(self, run: str) -> bool:
+        try:
+            done = ringctl("stop", run, "--json")
+            if done.code not in (0, 1):
+                raise done.refusal()
+            queued.change(run, "starting", "started")
+        except (Refused, RingctlError) as error:
+            log.warning("run %s was cancelled while it started, and is not ended yet: %s", run, error)
             return False
-        history.mark(run, state, error=why, fix=fix)
-        queued.remove_secrets(run)
         return True
 
     def has_begun(self, run: str) -> bool:
@@ -198,15 +229,17 @@ class Keeper:
         return replace(self.inventory, hosts=hosts, master=master)
 
     def cancel(self, run: str) -> None:
-        """Take it from the queue; a launch that is under way is ended, and what it has started."""
-        if self.close(run, "queued", "cancelled"):
-            return
-        if not queued.change(run, "starting", "starting", unwanted=True):
+        """Take it from the queue; a launch that is under way is interrupted."""
+        with self.giving:
+            if queued.conclude(run, "queued", "cancelled"):
+                return
+        # Written down first: whoever looks after the launch then ends what it may have started.
+        if not queued.change(run, "starting", "starting", cancelled=True):
             raise RingctlError(f"run {run} is not waiting", fix=f"ringctl stop {run} ends one that runs")
         row = queued.row(run)
         if row is not None and row.pid and queued.is_launching(run):  # so the number is its own
             with contextlib.suppress(ProcessLookupError):
-                os.kill(row.pid, signal.SIGTERM)
+                os.kill(row.pid, signal.SIGINT)  # as Ctrl-C: it ends by itself what it has started
 
     # --- recording ---
 
@@ -261,7 +294,7 @@ class Keeper:
         own = self.own()
         mine = {each.run for each in own}
         rooms = [
-            schedule.Room(host.name, host.slots, answers=not self.hosts[host.name].error)
+            schedule.Room(host.name, host.slots, answers=self.hosts[host.name].answers)
             for host in sorted(self.inventory.hosts, key=lambda host: host.name != self.inventory.master)
         ]
         return schedule.decide(
@@ -291,24 +324,26 @@ class Keeper:
         if not waiting:
             return
         with self.giving:
+            since = time.monotonic() - FRESH_S
             decision = self.decide(waiting)
-            if decision.starts and time.monotonic() - self._asked > FRESH_S:
-                self.ask_hosts()
+            if old := self.asked_before(since, {name for start in decision.starts for name in start.slots}):
+                self.ask_hosts(old)
                 decision = self.decide(waiting)
             begun = [
                 start.run
                 for start in decision.starts
-                if queued.change(start.run, "queued", "starting", slots=dict(start.slots), tries=0)
+                if not self.asked_before(since, start.slots)  # else in the next turn
+                and queued.change(start.run, "queued", "starting", slots=dict(start.slots), tries=0)
             ]
         news = {row.run: why for row in waiting if (why := decision.waiting.get(row.run, "")) != row.why}
         if news:
             queued.explain(news)
         for run, why in decision.refused.items():
-            self.close(run, "queued", "failed", why)
+            queued.conclude(run, "queued", "failed", why)
         for run in begun:
             history.mark(run, "starting")
             row = queued.row(run)
-            if row is not None:
+            if row is not None and not row.cancelled:
                 self.launch(row)
 
     # --- hosts ---
@@ -322,13 +357,23 @@ class Keeper:
             self._ask_now.wait(HOSTS_S)
             self._ask_now.clear()
 
-    def ask_hosts(self) -> None:
-        """How each of them is now."""
-        agents = {host.name: Agent(host, self._pool.transport(host)) for host in self.inventory.hosts}
-        with self._asking:
-            answers = fan_out(agents, lambda name: agents[name].slots())
-            self.hosts = {name: heard(self.hosts[name], answer) for name, answer in answers.items()}
-            self._asked = time.monotonic()
+    def ask_hosts(self, names: Collection[str] | None = None) -> None:
+        """How each of them is now, or these. What one says counts from when it was asked, however long
+        another takes: one that is silent holds up nobody else."""
+        wanted = [host for host in self.inventory.hosts if names is None or host.name in names]
+        agents = {host.name: Agent(host, self._pool.transport(host)) for host in wanted}
+
+        def ask(name: str) -> None:
+            with self._asking[name]:
+                began, answer = time.monotonic(), answer_of(agents[name])
+            with self._hearing:
+                self.hosts = {**self.hosts, name: heard(self.hosts[name], answer, began)}
+
+        fan_out(agents, ask)
+
+    def asked_before(self, since: float, names: Collection[str]) -> set[str]:
+        """Those that were last asked too long ago to give their slots away."""
+        return {name for name in names if self.hosts[name].asked < since}
 
     # --- afterwards ---
 
@@ -346,7 +391,16 @@ class Keeper:
                 queued.remove_secrets(run)
 
 
-def heard(before: Seen, answer: HostNow | RingctlError) -> Seen:
+def answer_of(agent: Agent) -> HostNow | RingctlError:
+    try:
+        return agent.slots()
+    except RingctlError as error:
+        return error
+
+
+def heard(before: Seen, answer: HostNow | RingctlError, began: float) -> Seen:
+    if began < before.asked:
+        return before  # somebody else has asked since
     if isinstance(answer, RingctlError):
-        return replace(before, error=answer.message)
-    return Seen(answer, time.time())
+        return replace(before, error=answer.message, asked=began)
+    return Seen(answer, time.time(), asked=began)

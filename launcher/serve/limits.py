@@ -17,6 +17,8 @@ CODE_S = 300.0
 HEAD_S = 10.0  # and the head of a request by then, of each on a connection
 MOST_CONNECTIONS = 256
 MOST_STREAMS = 128
+MOST_STREAMS_EACH = 64  # of one user: nobody keeps all others out
+MOST_SLOW = 8  # requests at once that wait for hosts: the others' threads are not theirs
 MOST_HEAD = 16 << 10
 
 

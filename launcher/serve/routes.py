@@ -53,6 +53,7 @@ class Route:
     query: Sequence[Param] = ()
     body: Schema | None = None
     may_be_empty: bool = True  # that body
+    slow: bool = False  # it waits for hosts, or reads much
     upload: bool = False  # its body is bytes, which the handler reads by itself
     errors: Sequence[int] = ()  # besides what every route may answer
 
@@ -106,17 +107,17 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", RUN + "/stream", stream.of_run, "read", "Lines, metrics and states as they come",
           kind=EVENTS, query=(whole("after", 0, MOST_ID),), errors=(404, 503)),
     Route("GET", RUN + "/checkpoints", api.checkpoints, "read", "What it has saved", "Checkpoints",
-          errors=(404, 409, 502)),
+          slow=True, errors=(404, 409, 502)),
     Route("GET", RUN + "/submission", api.submission, "read", "What was handed in, without secrets",
           "Submission", errors=(404,)),
     Route("GET", RUN + "/report", api.report, "read", "One file about it", kind="*/*", query=(FORMAT,),
-          errors=(404,)),
+          slow=True, errors=(404,)),
     Route("POST", RUN + "/stop", api.stop, "submit", "End it everywhere", "RunRow", body=NOTHING,
-          errors=(404, 409, 502)),
+          slow=True, errors=(404, 409, 502)),
     Route("POST", RUN + "/restart", api.restart, "submit", "Start it again from its checkpoint", "RunRow",
-          body=RESTART, errors=(404, 409, 502)),
+          body=RESTART, slow=True, errors=(404, 409, 502)),
     Route("POST", RUN + "/cancel", api.cancel, "submit", "Take it from the queue", "RunRow", body=NOTHING,
-          errors=(404, 409)),
+          slow=True, errors=(404, 409)),
     Route("GET", "/api/stream", stream.of_all, "read", "Runs and hosts as they change", kind=EVENTS,
           query=(whole("after", 0, MOST_ID),), errors=(503,)),
     Route("GET", "/api/queue", api.queue, "read", "Runs that wait, in order, and why", "Queue"),

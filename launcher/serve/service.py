@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from launcher import history, listing, queued, watching
+from launcher import history, listing, queued, schedule, watching
 from launcher.ask import Where
 from launcher.model import Inventory
 from launcher.serve.auth import Credentials
@@ -124,7 +124,7 @@ class Service:
                 for each in taken
                 if each.slots.get(host.name)
             ]
-            used = sum(each.slots.get(host.name, 0) for each in taken)
+            used = schedule.used(taken, host.name)
             now = seen.now
             found.append(
                 {
@@ -132,7 +132,7 @@ class Service:
                     "address": host.address,
                     "slots": host.slots,
                     "taken": used,
-                    "free": max(0, host.slots - used),
+                    "free": max(0, host.slots - used) if seen.answers else 0,
                     "runs": runs,
                     "load": list(now.load) if now else [],
                     "cores": now.cores if now else None,

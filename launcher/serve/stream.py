@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from launcher import listing, tape
 from launcher.model import Event
 from launcher.serve.call import Answer, Call, Refused, to_bytes
-from launcher.serve.limits import MOST_STREAMS
+from launcher.serve.limits import MOST_STREAMS, MOST_STREAMS_EACH
 
 if TYPE_CHECKING:
     from launcher.recorder import Batch
@@ -77,6 +77,7 @@ class Live:
         self.service = service
         self.closing = asyncio.Event()
         self.streams = 0
+        self.of_user: Counter[str] = Counter()
         self._loop = asyncio.get_running_loop()
         self._news: dict[str, asyncio.Event] = {}
         self._blocks: OrderedDict[tuple[str, int], asyncio.Future[Block]] = OrderedDict()
@@ -221,26 +222,31 @@ def start_after(call: Call) -> int:
 
 def streamed(call: Call, events: Callable[[], AsyncIterator[bytes]]) -> Answer:
     live = call.service.live
-    if live.streams >= MOST_STREAMS:
+    who = call.who.name if call.who else ""
+    if live.streams >= MOST_STREAMS or live.of_user[who] >= MOST_STREAMS_EACH:
         raise Refused(503, "too many streams are open", "close a page", {"Retry-After": "5"})
-    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return Answer(None, kind="text/event-stream", headers=headers, stream=counted(call, events()))
+    live.streams += 1  # before anybody else is asked: many may come at once
+    live.of_user[who] += 1
 
-
-async def counted(call: Call, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """As long as the reader may still look."""
-    live, checked = call.service.live, time.monotonic()
-    live.streams += 1
-    try:
-        yield b"retry: 1000\n\n"
-        async for data in events:
-            yield data
-            if time.monotonic() - checked > HEARTBEAT_S:
-                if not await run_in_threadpool(call.service.still_may, call):
-                    return
-                checked = time.monotonic()
-    finally:
+    def done() -> None:
         live.streams -= 1
+        live.of_user[who] -= 1
+
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    kind = "text/event-stream"
+    return Answer(None, kind=kind, headers=headers, stream=while_allowed(call, events()), done=done)
+
+
+async def while_allowed(call: Call, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """As long as the reader may still look."""
+    checked = time.monotonic()
+    yield b"retry: 1000\n\n"
+    async for data in events:
+        yield data
+        if time.monotonic() - checked > HEARTBEAT_S:
+            if not await run_in_threadpool(call.service.still_may, call):
+                return
+            checked = time.monotonic()
 
 
 async def follow_run(live: Live, run: str, after: int) -> AsyncIterator[bytes]:

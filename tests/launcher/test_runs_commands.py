@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launcher import compare, history, listing, tape, watching
+from launcher import codestore, compare, history, listing, pruning, queued, tape, watching
 from launcher.model import Event, Host, HostPlan, Inventory, Plan, RankSpec, RankState, RunState
 from launcher.plan import LaunchOptions
 from launcher.recorder import Recorder
@@ -256,3 +256,19 @@ def test_with_the_logs_goes_their_room_on_the_disk() -> None:
     assert [attempt["state"] for attempt in tape.attempts("one")] == ["succeeded"]
     assert history.file().stat().st_size < before / 2
     assert "nothing to forget" in ringctl("runs", "prune", "--keep", "0", "--logs-only", "--yes").stdout
+
+
+def test_what_a_service_kept_of_a_run_goes_with_it() -> None:
+    code = codestore.folder_of("a" * 64)
+    for run in ("old", "new"):
+        queued.add(run, "me", queued.Submission(("true",), code=code.name if run == "new" else ""))
+        queued.work_folder(run).mkdir()
+        (queued.work_folder(run) / "mine.py").write_text("1")
+        queued.conclude(run, "queued", "failed", "no")
+    for folder in (code, codestore.folder_of("b" * 64)):
+        folder.mkdir(parents=True)
+        os.utime(folder, (0, 0))
+    pruning.forget(["old"])
+    assert not queued.folder("old").exists()
+    assert queued.work_folder("new").is_dir()
+    assert [path.name for path in codestore.store().iterdir()] == [code.name]

@@ -34,6 +34,9 @@ export function logTicks(low, high) {
   return found.length ? found : [low, high];
 }
 
+/** Of a whole: no less than nothing and no more than all. */
+const share = (value) => Math.min(1, Math.max(0, value));
+
 function shortNumber(value) {
   const size = Math.abs(value);
   if (size >= 1e9) return `${Number((value / 1e9).toPrecision(3))}G`;
@@ -94,13 +97,14 @@ export class LineChart {
       }
     }
     if (low === Infinity) { low = this.log ? 0.1 : 0; high = 1; }
+    if (this.options.percent) { low = share(low); high = share(high); }
     if (this.options.zero && !this.log) low = Math.min(low, 0);
     if (low === high && this.options.percent) { low = Math.max(0, low - 0.05); high = Math.min(1, high + 0.05); }
     if (low === high) { low = this.log ? low / 2 : low - Math.abs(low || 1) / 2; high = this.log ? high * 2 : high + Math.abs(high || 1) / 2; }
     if (!this.log) {
       const room = (high - low) * 0.06;
       low = low >= 0 && low - room < 0 ? 0 : low - room;
-      high = this.options.percent && high <= 1 ? Math.min(1, high + room) : high + room;
+      high = this.options.percent ? share(high + room) : high + room;
     }
     if (left === right) { left -= 1; right += 1; }
     return { left, right, low, high };
@@ -109,7 +113,7 @@ export class LineChart {
   scales() {
     const { left, right, low, high } = this.measure();
     const inner = Math.max(40, this.width - MARGIN.left - MARGIN.right), tall = CHART_HEIGHT - MARGIN.top - MARGIN.bottom;
-    const f = this.log ? Math.log10 : (value) => value;
+    const f = this.log ? Math.log10 : this.options.percent ? share : (value) => value;
     return {
       left, right, low, high, inner, tall,
       x: (value) => MARGIN.left + ((value - left) / (right - left)) * inner,

@@ -123,6 +123,18 @@ def test_a_tar_that_unpacks_to_gigabytes_is_refused(bomb: Callable[[], bytes]) -
         codestore.receive("0" * 64, io.BytesIO(gzip.compress(bomb() + b"\0" * (1 << 20))))
 
 
+def test_a_tar_of_countless_folders_or_names_is_refused() -> None:
+    folder = tarfile.TarInfo("d")
+    folder.type = tarfile.DIRTYPE
+    many = gzip.compress(folder.tobuf() * (codestore.MOST_FILES + 1))
+    with pytest.raises(InputError, match="more than"):
+        codestore.receive("0" * 64, io.BytesIO(many))
+    name = tarfile.TarInfo("././@LongLink")
+    name.type, name.size = tarfile.GNUTYPE_LONGNAME, 512
+    with pytest.raises(InputError, match="recursion"):
+        codestore.receive("0" * 64, io.BytesIO((name.tobuf() + b"a" * 512) * 3000))
+
+
 def test_a_run_whose_code_has_not_come_is_refused(at_the_door: Service) -> None:
     answer = at_the_door.raw("POST", "/api/submit", b'{"command": ["x"], "code": "%s"}' % (b"a" * 64))
     assert (answer.status, answer.json["error"]) == (409, "its code is not here")

@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -77,6 +78,31 @@ def test_a_token_may_do_what_its_role_allows(at_the_door: Service) -> None:
     ringctl("serve", "token", "remove", "worker")
 
 
+def test_what_looks_like_a_secret_is_told_to_nobody(at_the_door: Service) -> None:
+    given = {"WANDB_API_KEY": "not-to-be-seen", "SEED": "1"}
+    run = at_the_door.submit("true", at=9e9, variables=given)
+    said = at_the_door.client().get(f"/api/runs/{run}/submission")
+    assert (said["variables"], said["secrets"]) == ({"SEED": "1"}, {"WANDB_API_KEY": ""})
+    assert b"not-to-be-seen" not in at_the_door.raw("GET", f"/api/runs/{run}").body
+    at_the_door.client().post(f"/api/runs/{run}/cancel")
+
+
+def test_requests_that_wait_for_hosts_do_not_keep_others_waiting(at_the_door: Service) -> None:
+    run = at_the_door.submit("true", at=9e9)
+
+    def ask() -> Answer:
+        return at_the_door.raw("GET", f"/api/runs/{run}/checkpoints")
+
+    with ThreadPoolExecutor(44) as many:
+        asked = [many.submit(ask) for _ in range(44)]  # more than there are threads
+        wait_for(lambda: any(each.done() for each in asked), "the first answer")
+        began = time.monotonic()
+        assert at_the_door.raw("GET", "/api/runs").status == 200
+        assert time.monotonic() - began < 2
+        assert not all(each.done() for each in asked)
+    at_the_door.client().post(f"/api/runs/{run}/cancel")
+
+
 def test_tokens_are_kept_as_hashes(at_the_door: Service) -> None:
     token = ringctl("serve", "token", "add", "hashed").stdout.strip()
     kept = b"".join(path.read_bytes() for path in (at_the_door.folder / "ringctl").glob("history.db*"))
@@ -131,6 +157,53 @@ def test_a_link_for_looking_only_looks(at_the_door: Service) -> None:
     headers = {"Cookie": cookie, "Origin": at_the_door.url}
     assert at_the_door.raw("GET", "/api/runs", headers=headers, token=None).status == 200
     assert at_the_door.raw("POST", "/api/submit", b"{}", headers=headers, token=None).status == 403
+
+
+def test_a_link_for_another_user_opens_the_page_as_them(at_the_door: Service) -> None:
+    link = ringctl("serve", "link", "--user", "bob").stdout.strip()
+    answer = at_the_door.raw("GET", link.removeprefix(at_the_door.url), token=None)
+    cookie = {"Cookie": answer.headers["set-cookie"].partition(";")[0], "Origin": at_the_door.url}
+    mine = at_the_door.submit("true", at=9e9)
+    body = json.dumps({"command": ["true"], "at": 9e9}).encode()
+    theirs = at_the_door.raw("POST", "/api/submit", body, cookie, token=None).json
+    assert theirs["user"] == "bob"
+    for run, status in ((mine, 403), (theirs["run"], 200)):
+        assert at_the_door.raw("POST", f"/api/runs/{run}/cancel", b"{}", cookie, token=None).status == status
+    at_the_door.client().post(f"/api/runs/{mine}/cancel")
+
+
+def test_with_a_token_its_users_browsers_are_signed_out(at_the_door: Service) -> None:
+    ringctl("serve", "token", "add", "carol")
+    links = [ringctl("serve", "link", "--user", name).stdout.strip() for name in ("carol", "carol", "dave")]
+    first, unused, other = (link.removeprefix(at_the_door.url) for link in links)
+    cookies = []
+    for link in (first, other):
+        answer = at_the_door.raw("GET", link, token=None)
+        cookies.append({"Cookie": answer.headers["set-cookie"].partition(";")[0]})
+    ringctl("serve", "token", "remove", "carol")
+    assert at_the_door.raw("GET", "/api/runs", headers=cookies[0], token=None).status == 401
+    assert at_the_door.raw("GET", unused, token=None).status != 303
+    assert at_the_door.raw("GET", "/api/runs", headers=cookies[1], token=None).status == 200
+    ringctl("serve", "token", "remove", "dave")  # who has no token, but a browser
+    assert "no token 'dave'" in ringctl("serve", "token", "remove", "dave", code=2).stderr
+
+
+def test_one_user_cannot_take_all_streams(at_the_door: Service) -> None:
+    token = ringctl("serve", "token", "add", "greedy", "--read-only").stdout.strip()
+    head = f"GET /api/stream HTTP/1.1\r\nHost: 127.0.0.1:{at_the_door.port}\r\nAuthorization: Bearer "
+    greedy = [socket.create_connection(("127.0.0.1", at_the_door.port), 10) for _ in range(100)]
+    try:
+        for each in greedy:
+            each.sendall(f"{head}{token}\r\n\r\n".encode())
+        codes = [each.recv(12)[-3:] for each in greedy]
+        assert codes.count(b"200") == limits.MOST_STREAMS_EACH
+        with socket.create_connection(("127.0.0.1", at_the_door.port), 10) as other:
+            other.sendall(f"{head}{at_the_door.token}\r\n\r\n".encode())
+            assert other.recv(12)[-3:] == b"200"
+    finally:
+        for each in greedy:
+            each.close()
+        ringctl("serve", "token", "remove", "greedy")
 
 
 def test_a_session_is_for_this_browser_alone(at_the_door: Service) -> None:

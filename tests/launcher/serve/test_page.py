@@ -26,7 +26,7 @@ rank, attempt = int(os.environ["RANK"]), int(os.environ["RINGCTL_ATTEMPT"])
 print(\"\"\"{HOSTILE}\"\"\", flush=True)
 for _ in range(37):
     print("the same again", flush=True)
-steps = 100000 if attempt == 1 else 60
+steps = int(os.environ.get("STEPS") or (100000 if attempt == 1 else 60))
 for step in range(1, steps + 1):
     told = {{"step": step, "steps": steps, "loss": 2 / step, "accuracy": 1 - 1 / step}}
     with open(os.environ["RINGCTL_METRICS"], "a") as file:
@@ -39,6 +39,15 @@ UNNAMED = """
 const named = (one) => one.ariaLabel || one.innerText?.trim() || one.labels?.length || one.title;
 return [...document.querySelectorAll("button, a[href], input, select, textarea")]
   .filter((one) => one.checkVisibility() && !named(one)).map((one) => one.outerHTML.slice(0, 200))
+"""
+AXIS = """
+const [y] = arguments;
+return import("/page/charts.js").then(({ LineChart, ticks }) => {
+  const chart = new LineChart({ title: "Accuracy", percent: true });
+  chart.lines = [{ x: y.map((_, at) => at), y }];
+  const { low, high } = chart.measure();
+  return ticks(low, high, 5);
+});
 """
 
 
@@ -83,9 +92,7 @@ def scene(opened: Scene, clean: None, monkeypatch: pytest.MonkeyPatch) -> Scene:
 def finished(scene: Scene) -> str:
     """A run of the tests before, or one that is quickly made."""
     if not scene.finished:
-        run = scene.service.submit(
-            sys.executable, str(scene.script), variables={"RINGCTL_ATTEMPT": "2"}, world=2
-        )
+        run = scene.service.submit(sys.executable, str(scene.script), variables={"STEPS": "60"}, world=2)
         scene.service.wait_for_state(run, "succeeded", "failed")
         scene.finished = run
     return scene.finished
@@ -188,6 +195,14 @@ def test_a_line_is_found_and_has_an_address_of_its_own(scene: Scene, finished: s
 
 
 # --- Everywhere ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shares", [[1.0], [0.0], [0.98], [0.1, 1.0], [0.9, 1.0000001], [1.2]], ids=str)
+def test_the_axis_of_a_share_ends_at_nothing_and_at_all(scene: Scene, shares: list[float]) -> None:
+    scene.go("runs")
+    marks = scene.browser.script(AXIS, shares)
+    assert len(marks) > 2
+    assert 0 <= marks[0] < marks[-1] <= 1
 
 
 def test_the_keyboard_leads_through_the_page(scene: Scene, finished: str) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from launcher import history, queued
 from launcher.errors import InputError, RingctlError
 from tests.launcher.ringctl import detach, ringctl, wait_for
 from tests.launcher.serve.service import Service, serving
@@ -118,6 +120,73 @@ def test_a_run_waits_for_another_and_for_its_time_and_can_be_cancelled(tmp_path:
         assert service.wait_for_state(after, "succeeded")["started"] > service.row(first)["ended"]
 
 
+@pytest.mark.parametrize("what", ["cancel", "stop"])
+@pytest.mark.parametrize("after_s", [0.0, 0.4])
+def test_a_run_that_is_ended_while_it_starts_does_not_run(tmp_path: Path, what: str, after_s: float) -> None:
+    with serving() as service:
+        run = held(service, tmp_path / "go")
+        service.wait_for_state(run, "starting", seconds=30)
+        time.sleep(after_s)  # in whichever part of its launch that is
+        ended = ("cancelled", "stopped")
+        assert service.client().post(f"/api/runs/{run}/{what}")["state"] in ended
+        assert not launches(run)
+        (tmp_path / "go").touch()
+        again = service.submit("true", world=2)  # gets the slots, and starts after all that could
+        service.wait_for_state(again, "succeeded")
+        assert service.row(run)["state"] in ended
+        assert service.lines(run) == []
+
+
+def test_a_run_is_in_the_queue_and_among_all_runs_at_the_same_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(history, "enlist_in", killed)
+        with pytest.raises(KeyboardInterrupt):
+            queued.add("r1", "me", queued.Submission(("true",)))
+    assert queued.rows() == []
+    queued.add("r1", "me", queued.Submission(("true",)))
+    with monkeypatch.context() as patch:
+        patch.setattr(history, "mark_in", killed)
+        with pytest.raises(KeyboardInterrupt):
+            queued.conclude("r1", "queued", "cancelled")
+    assert [row.state for row in queued.rows()] == ["queued"]
+    assert queued.conclude("r1", "queued", "cancelled")
+    assert history.state_of("r1") == "cancelled"
+
+
+def test_what_a_launch_noted_is_no_complaint() -> None:
+    assert queued.complaint("warning: the clocks differ\n") == ""
+    said = "warning: the clocks differ\nerror: no such command\n  to do: write another\n"
+    assert queued.complaint(said) == "no such command\n  to do: write another"
+
+
+def test_a_host_that_is_silent_holds_up_nobody(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hosts = tmp_path / "hosts.yaml"
+        port = silent.getsockname()[1]
+        hosts.write_text(
+            "hosts:\n  - {name: here, local: true, slots: 2}\n"
+            f"  - {{name: silent, address: 127.0.0.1, port: {port}}}\n"
+        )
+        with serving("--hosts", str(hosts)) as service:
+            run = service.submit("true", world=2)
+            service.wait_for_state(run, "succeeded", seconds=8)  # it is given up after ten
+            rows = {row["name"]: row for row in service.client().get("/api/hosts")["hosts"]}
+            assert (rows["here"]["free"], rows["silent"]["free"]) == (2, 0)
+
+
+def test_runs_that_share_their_slots_lie_on_top_of_each_other(tmp_path: Path) -> None:
+    with serving() as service:
+        runs = [held(service, tmp_path / "go", shared=True) for _ in range(2)]
+        for run in runs:
+            service.wait_for_state(run, "running")
+        (host,) = service.client().get("/api/hosts")["hosts"]
+        assert (host["taken"], host["free"], len(host["runs"])) == (2, 0, 2)
+        (tmp_path / "go").touch()
+
+
 def test_slots_of_a_plain_launch_are_not_given_away(tmp_path: Path) -> None:
     with serving() as service:
         script = tmp_path / "held.py"
@@ -131,17 +200,6 @@ def test_slots_of_a_plain_launch_are_not_given_away(tmp_path: Path) -> None:
         service.wait_for_state(waiting, "succeeded")
         assert service.row(run)["state"] == "succeeded", "it is recorded as well"
         assert service.lines(run) == ["done 0"]
-
-
-def test_a_launch_that_is_under_way_can_be_cancelled(tmp_path: Path) -> None:
-    with serving() as service:
-        run = held(service, tmp_path / "go", world=1)
-        wait_for(lambda: launches(run), "its launch")
-        if ringctl("cancel", run, code=None).returncode:
-            ringctl("--server", service.url, "stop", run)  # it was quicker than we
-        service.wait_for_state(run, "cancelled", "stopped")
-        assert not launches(run)
-        wait_for(lambda: service.client().get("/api/hosts")["hosts"][0]["free"] == 2, "its slots")
 
 
 # --- Ending --------------------------------------------------------------------------------------
@@ -176,19 +234,6 @@ def test_a_run_that_fails_starts_again_by_itself_and_keeps_its_slots() -> None:
         assert [each["state"] for each in first["attempts"]] == ["failed", "succeeded"]
         assert found["started"] > first["ended"], "nobody else had its slots in between"
         assert sorted(service.lines(run)) == ["attempt 1", "attempt 1", "attempt 2", "attempt 2"]
-
-
-def test_variables_that_look_like_secrets_are_for_their_owner() -> None:
-    with serving() as service:
-        variables = {"API_TOKEN": "abcdef", "LEVEL": "3"}
-        run = service.submit("x", at=9e9, variables=variables)
-        there = f"/api/runs/{run}/submission"
-        assert service.client().get(there)["variables"] == variables
-        token = ringctl("serve", "token", "add", "bob").stdout.strip()
-        seen = service.raw("GET", there, token=token).json["variables"]
-        assert seen == {"API_TOKEN": "***", "LEVEL": "3"}
-        detail = service.raw("GET", f"/api/runs/{run}", token=token).body
-        assert b"abcdef" not in detail
 
 
 def test_a_service_started_where_another_is_named_works_on_its_hosts(

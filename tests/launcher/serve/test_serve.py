@@ -39,6 +39,19 @@ def test_there_is_one_service_a_user() -> None:
     assert "there is no service" in ringctl("queue", code=2).stderr
 
 
+def test_nothing_is_sent_to_whoever_has_the_port_of_a_service_that_was_killed() -> None:
+    with serving() as service:
+        service.kill()
+        assert client.own_file().exists()
+        with socket.create_server(("127.0.0.1", service.port)) as other:
+            other.settimeout(0.0)
+            assert "there is no service" in ringctl("queue", code=2).stderr
+            assert "no token" in ringctl("--server", service.url, "ps", code=2).stderr
+            with pytest.raises(BlockingIOError):
+                other.accept()
+        assert service.start().client().get("/healthz")["ok"] is True
+
+
 def test_a_port_that_is_taken_is_said() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = ringctl("serve", "--port", str(taken.getsockname()[1]), code=2)
@@ -114,6 +127,12 @@ def test_the_page_of_a_run_opens_or_is_printed(monkeypatch: pytest.MonkeyPatch) 
         assert shown == f"{service.url}/#/runs/{run}?tab=log"
         shown = ringctl("--server", service.url, "status", run, "--web").stdout.strip()
         assert shown == f"{service.url}/#/runs/{run}"
+        for command, place in (("logs", f"#/runs/{run}?tab=log"), ("status", f"#/runs/{run}")):
+            shown = ringctl(command, run, "--web").stdout.strip()
+            link, _, fragment = shown.partition("#")
+            assert f"#{fragment}" == place
+            answer = service.raw("GET", link.removeprefix(service.url), token=None)
+            assert (answer.status, answer.headers["location"]) == (303, "/")  # a browser keeps the place
 
 
 def test_a_unit_is_printed_where_there_is_no_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
