@@ -153,6 +153,19 @@ def changed(
     return True
 
 
+def begun(run: str) -> bool:
+    """Its launch has started it: False if that is not wanted any more, for somebody has cancelled it."""
+
+    def work(db: sqlite3.Connection) -> bool:
+        found = db.execute("SELECT * FROM queue WHERE run = ?", (run,)).fetchone()
+        if found is not None and from_row(found).cancelled:
+            return False
+        changed(db, run, "starting", "started", "", {})
+        return True
+
+    return database.write(history.file(), work)
+
+
 def conclude(
     run: str, before: State, state: Literal["failed", "cancelled"], why: str = "", fix: str = ""
 ) -> bool:

@@ -158,29 +158,34 @@ def mine(call: Call) -> dict[str, Any]:
 
 
 def stop(call: Call) -> dict[str, Any]:
-    row = mine(call)
-    run = row["run"]
-    entry = queued.row(run)
-    if entry is not None and entry.state in ("queued", "starting"):
-        return cancel(call)
-    done = ringctl("stop", run, "--json")
-    done.json()
-    if done.code not in (0, 1):
-        raise done.refusal()
-    call.service.keeper.wake()
+    run = mine(call)["run"]
+    if not is_cancelled(call, run):
+        done = ringctl("stop", run, "--json")
+        done.json()
+        if done.code not in (0, 1):
+            raise done.refusal()
+        call.service.keeper.wake()
     return known(call, listing.row(run))
 
 
 def cancel(call: Call) -> dict[str, Any]:
-    row = mine(call)
-    keeper, run = call.service.keeper, row["run"]
-    keeper.cancel(run)
+    run = mine(call)["run"]
+    if not is_cancelled(call, run):
+        raise RingctlError(f"run {run} is not waiting", fix=f"ringctl stop {run} ends one that runs")
+    return known(call, listing.row(run))
+
+
+def is_cancelled(call: Call, run: str) -> bool:
+    """Whether it was still in the queue, or its launch under way; then that has ended now, most times."""
+    keeper = call.service.keeper
+    if not keeper.cancel(run):
+        return False
     until = time.monotonic() + CANCEL_S
     while (entry := queued.row(run)) and entry.state == "starting" and time.monotonic() < until:
         keeper.wake()
         time.sleep(0.1)
     keeper.wake()
-    return known(call, listing.row(run))
+    return True
 
 
 def restart(call: Call) -> dict[str, Any]:

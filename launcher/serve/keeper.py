@@ -151,13 +151,10 @@ class Keeper:
         """Its process is gone: did it start the run, fail to, or was it killed?"""
         started, complaint = queued.told(row.run)
         started = started or self.has_begun(row.run)
+        if started and queued.begun(row.run):
+            return
         if self.is_cancelled(row.run):
             self.after_cancel(row.run, started)
-            return
-        if started:
-            queued.change(row.run, "starting", "started")
-            if self.is_cancelled(row.run):  # at just this moment
-                self.after_cancel(row.run, started)
             return
         if not complaint and row.tries < MOST_TRIES:
             log.warning("run %s: its launch was killed; it is launched again", row.run)
@@ -228,18 +225,19 @@ class Keeper:
         master = self.inventory.master if self.inventory.master in names else names[0]
         return replace(self.inventory, hosts=hosts, master=master)
 
-    def cancel(self, run: str) -> None:
-        """Take it from the queue; a launch that is under way is interrupted."""
+    def cancel(self, run: str) -> bool:
+        """Take it from the queue; a launch that is under way is interrupted. Whether it was there still."""
         with self.giving:
             if queued.conclude(run, "queued", "cancelled"):
-                return
+                return True
         # Written down first: whoever looks after the launch then ends what it may have started.
         if not queued.change(run, "starting", "starting", cancelled=True):
-            raise RingctlError(f"run {run} is not waiting", fix=f"ringctl stop {run} ends one that runs")
+            return False
         row = queued.row(run)
         if row is not None and row.pid and queued.is_launching(run):  # so the number is its own
             with contextlib.suppress(ProcessLookupError):
                 os.kill(row.pid, signal.SIGINT)  # as Ctrl-C: it ends by itself what it has started
+        return True
 
     # --- recording ---
 
