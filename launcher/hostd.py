@@ -1124,6 +1124,7 @@ class Supervisor:
         self.kill_at: float | None = None
         self.stop_requested = False
         self.asked = False  # somebody has told us to end
+        self.stop_told = False  # the other hosts know of it
         self.failed: Rank | None = None
         self.next_heartbeat = 0.0
         self.oom_kills = oom_kills()
@@ -1268,6 +1269,9 @@ class Supervisor:
         """End the ranks when the run has ended elsewhere, and when another host is silent and the ranks stand
         still, for want of it. As long as they get on they are left alone."""
         over, silent = self.lease.over, self.lease.silent(clock)
+        if self.stop_requested and not self.stop_told:  # before the ranks end: theirs fail for want of ours
+            self.stop_told = True
+            self.lease.bye("stopped", "stopped")
         if self.ending:
             return
         if over:
@@ -1421,6 +1425,8 @@ class Supervisor:
         end = rank.metrics.size()  # whoever goes on writing there does not keep the rank from ending
         while rank.metrics.offset < end and self.read_metrics(rank):
             pass  # a piece at a time
+        if status and self.is_stopped():
+            rank.reason = rank.reason or "stopped"
         rank.status, rank.seen = status, time.time()
         rank.state = "stopped" if rank.reason else "succeeded" if status == 0 else "failed"
         if rank.state == "failed" and exit_code(status) == -signal.SIGKILL:
@@ -1433,6 +1439,16 @@ class Supervisor:
                 if self.lease is not None:
                     self.lease.bye("failed", self.ending)
         self.save()
+
+    def is_stopped(self) -> bool:
+        """Whether somebody has stopped the run, here or on another host: a rank that fails now does so for
+        want of those that were ended."""
+        if self.lease is not None and not self.ending:
+            clock = time.monotonic()
+            self.lease.receive(clock)
+            if self.lease.over and self.lease.over["state"] == "stopped":
+                self.mind_the_others(clock)
+        return self.stop_requested
 
     def note_oom(self, rank: Rank) -> None:
         """Say so if the kernel has killed for want of memory since the ranks were started."""
