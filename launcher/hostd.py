@@ -1425,7 +1425,7 @@ class Supervisor:
         end = rank.metrics.size()  # whoever goes on writing there does not keep the rank from ending
         while rank.metrics.offset < end and self.read_metrics(rank):
             pass  # a piece at a time
-        if status and self.is_stopped():
+        if status and self.was_stopped():
             rank.reason = rank.reason or "stopped"
         rank.status, rank.seen = status, time.time()
         rank.state = "stopped" if rank.reason else "succeeded" if status == 0 else "failed"
@@ -1440,7 +1440,7 @@ class Supervisor:
                     self.lease.bye("failed", self.ending)
         self.save()
 
-    def is_stopped(self) -> bool:
+    def was_stopped(self) -> bool:
         """Whether somebody has stopped the run, here or on another host: a rank that fails now does so for
         want of those that were ended."""
         if self.lease is not None and not self.ending:

@@ -221,6 +221,24 @@ def test_a_run_whose_supervisors_all_died_is_lost_until_it_is_stopped() -> None:
     assert len(exits(events(run))) == 1
 
 
+def test_an_attached_launch_ends_what_is_left_of_a_run_whose_supervisors_all_died() -> None:
+    launched = start(
+        *("launch", "--local", "--world", "1", "--json"),
+        *("--", "sh", "-c", "setsid sleep 600 & echo $!; wait"),
+    )
+    assert launched.stdout is not None
+    told = (json.loads(line) for line in launched.stdout)
+    said = next(event for event in told if event["kind"] == "line")
+    about = state(said["run"])
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for who in ("warden", "hostd"):
+            os.kill(about[who]["pid"], number)
+    launched.communicate(timeout=30)
+    assert launched.returncode == 1
+    assert not is_alive(int(said["text"]))
+    assert state(said["run"])["state"] == "failed"
+
+
 def ask_hostd(command: str, request: dict[str, object]) -> bytes:
     argv = [sys.executable, "-I", "-S", str(HOSTD), command]
     return subprocess.run(argv, input=json.dumps(request).encode(), capture_output=True, check=False).stdout
