@@ -204,6 +204,22 @@ def test_when_the_warden_is_killed_the_supervisor_ends_the_run() -> None:
     assert {e["reason"] for e in exits(events(run)).values()} == {"its supervisor was killed"}
 
 
+def test_a_supervisor_that_is_told_to_end_by_nobody_of_ours_has_failed() -> None:
+    run = detach(["sleep", "600"])
+    pids = session_of_run(run)
+    os.kill(state(run)["warden"]["pid"], signal.SIGTERM)  # as when the host is shut down
+    wait_for(lambda: not any(is_alive(pid) for pid in pids), "the end of all of them", seconds=10)
+    assert state(run)["state"] == "failed"
+    assert {"and nobody had stopped the run" in e["reason"] for e in exits(events(run)).values()} == {True}
+
+
+def test_a_stop_whose_word_cannot_be_written_down_is_one_all_the_same() -> None:
+    run = detach(["sleep", "600"])
+    (run_folder(run) / "lock").mkdir()
+    ringctl("stop", run)
+    assert state(run)["state"] == "stopped"
+
+
 def test_a_run_whose_supervisors_all_died_is_lost_until_it_is_stopped() -> None:
     run = detach(["sh", "-c", "setsid sleep 600 & echo $!; wait"], world=1)
     orphan = int(wait_for(lambda: lines(events(run), 0), "the grandchild")[0])
