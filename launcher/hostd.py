@@ -60,6 +60,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 HELD_BYTES = 8 << 20  # events that wait for room on a full disk; ranks that say more meanwhile are ended
 ROOM_BYTES = 1 << 20  # kept free on the disk while ranks run, for how they ended
 KILLED = "its supervisor was killed"
+TOLD_TO_END = "its supervisor was told to end (SIGTERM), and nobody had stopped the run"
 ALREADY = "there is a run"  # the controller knows this beginning
 NOT_STARTED = "was not started on this host"  # the controller knows these words
 STOPPED_EARLY = "it was stopped while it was starting"  # the controller knows these words
@@ -1124,6 +1125,7 @@ class Supervisor:
         self.kill_at: float | None = None
         self.stop_requested = False
         self.asked = False  # somebody has told us to end
+        self.stop_told = False  # the other hosts know of it
         self.failed: Rank | None = None
         self.next_heartbeat = 0.0
         self.oom_kills = oom_kills()
@@ -1217,13 +1219,16 @@ class Supervisor:
                 self.tick()
         self.finish()
 
-    def on_terminate(self, *_: object) -> None:
+    def on_terminate(self, number: int, _: object) -> None:
+        """SIGINT is that of a stop whose word could not be written down; without a word, SIGTERM comes from
+        somebody else: the host is shut down, say."""
         request = stop_word(self.folder, int(self.plan["attempt"])) or {}
         now = time.monotonic()
         orphaned = not request and os.getppid() != self.warden["pid"]
         first = not self.ending
         self.asked = True
-        self.ending = self.ending or (KILLED if orphaned else str(request.get("reason") or "stopped"))
+        unasked = KILLED if orphaned else "stopped" if number == signal.SIGINT else TOLD_TO_END
+        self.ending = self.ending or (str(request.get("reason") or "stopped") if request else unasked)
         self.stop_requested = self.ending == "stopped"
         self.term_at = now
         if first and not orphaned and not self.stop_requested:  # a rank elsewhere failed: where are ours?
@@ -1268,6 +1273,9 @@ class Supervisor:
         """End the ranks when the run has ended elsewhere, and when another host is silent and the ranks stand
         still, for want of it. As long as they get on they are left alone."""
         over, silent = self.lease.over, self.lease.silent(clock)
+        if self.stop_requested and not self.stop_told:  # before the ranks end: theirs fail for want of ours
+            self.stop_told = True
+            self.lease.bye("stopped", "stopped")
         if self.ending:
             return
         if over:
@@ -1421,6 +1429,8 @@ class Supervisor:
         end = rank.metrics.size()  # whoever goes on writing there does not keep the rank from ending
         while rank.metrics.offset < end and self.read_metrics(rank):
             pass  # a piece at a time
+        if status and self.was_stopped():
+            rank.reason = rank.reason or "stopped"
         rank.status, rank.seen = status, time.time()
         rank.state = "stopped" if rank.reason else "succeeded" if status == 0 else "failed"
         if rank.state == "failed" and exit_code(status) == -signal.SIGKILL:
@@ -1433,6 +1443,16 @@ class Supervisor:
                 if self.lease is not None:
                     self.lease.bye("failed", self.ending)
         self.save()
+
+    def was_stopped(self) -> bool:
+        """Whether somebody has stopped the run, here or on another host: a rank that fails now does so for
+        want of those that were ended."""
+        if self.lease is not None and not self.ending:
+            clock = time.monotonic()
+            self.lease.receive(clock)
+            if self.lease.over and self.lease.over["state"] == "stopped":
+                self.mind_the_others(clock)
+        return self.stop_requested
 
     def note_oom(self, rank: Rank) -> None:
         """Say so if the kernel has killed for want of memory since the ranks were started."""
@@ -1490,7 +1510,8 @@ class Supervisor:
 
     def abandon(self, error: str) -> None:
         """The start failed: leave no process, and say of every rank that it did not start."""
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
         kill_all(lambda: descendants(os.getpid()), 5.0)
         self.free_slots()
         self.state, reason = ("stopped", "stopped") if error == STOPPED_EARLY else ("failed", error)
@@ -1650,7 +1671,7 @@ def be_warden(folder: str, plan: dict[str, Any], answer: int) -> int:
         be(lambda: be_hostd(folder, plan, warden, answer))
     os.close(answer)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: send(child, signal.SIGTERM))
+        signal.signal(number, lambda number, _: send(child, number))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     status: int | None = None
     while status is None:
@@ -1686,7 +1707,8 @@ def be_hostd(folder: str, plan: dict[str, Any], warden: dict[str, Any], answer: 
         write_all(answer, json.dumps({"error": str(error)}).encode())
         return 0
     try:
-        signal.signal(signal.SIGTERM, stopped_early)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, stopped_early)
         supervisor.write_state()
         keep_room(folder)
         if is_stopped(folder, plan):  # whoever comes later finds the state saved above
@@ -1885,18 +1907,20 @@ def command_stop(request: dict[str, Any]) -> dict[str, Any]:
     before = state_or_word(run, attempt, grace, reason)
     if before is None:
         return {"known": False, "ended": [], "left": kill_all(lambda: carriers(run, upto), 5.0)}
+    number = signal.SIGTERM
     if upto is None or int(before["attempt"]) <= upto:
         try:
             leave_word(folder, max(attempt, int(before["attempt"])), grace, reason)
         except OSError:
-            pass  # a full disk: it ends all the same, with the supervisor's own grace
+            # A full disk: it ends all the same, with the supervisor's own grace.
+            number = signal.SIGINT if reason == "stopped" else signal.SIGTERM
         before = read_state(run) or before  # who was about to start has not seen the word, and is there now
     if upto is not None and int(before["attempt"]) > upto:
         # Late: what runs here now is not what was to be ended.
         return {"known": True, "was": before["state"], "state": before["state"], "ended": [], "left": []}
     running = [r["rank"] for r in before["ranks"] if r["state"] in ("waiting", "running")]
     if before["state"] not in FINAL:
-        terminate(before, grace + 15.0)
+        terminate(before, grace + 15.0, number)
     left = kill_all(lambda: carriers(run, upto), 5.0)
     try:
         close_books(folder, reason)
@@ -1963,11 +1987,12 @@ def stop_word(folder: str, attempt: int) -> dict[str, Any] | None:
     return word if word and int(word.get("attempt", attempt)) >= attempt else None
 
 
-def terminate(state: dict[str, Any], seconds: float) -> None:
+def terminate(state: dict[str, Any], seconds: float, number: int) -> None:
     """Ask the supervisor to end; if it does not in time, end it, and its warden ends the rest."""
     hostd, warden = state["hostd"], state["warden"]
-    asked = hostd if alive(hostd) else warden  # which may wait for room on a full disk
-    steps = ((asked, signal.SIGTERM, seconds), (hostd, signal.SIGKILL, 15.0), (warden, signal.SIGKILL, 5.0))
+    # A warden without hostd may wait for room on a full disk.
+    first = (hostd, number, seconds) if alive(hostd) else (warden, signal.SIGTERM, seconds)
+    steps = (first, (hostd, signal.SIGKILL, 15.0), (warden, signal.SIGKILL, 5.0))
     for who, number, patience in steps:
         if alive(who):
             send(int(who["pid"]), number)

@@ -134,11 +134,23 @@ def see_through(
             book.note(failure=failure)
             begun = next_attempt(asked, plan, screen, interrupts, pool, book, outcome.away)
             if begun is None:
+                note_over(outcome)
                 return outcome
             plan, agents = begun
     finally:
         if unasked := leftovers.close():
             screen.note(unasked)
+
+
+def note_over(outcome: Outcome) -> None:
+    """The run is remembered as an attempt that did not start, of which no host can tell: it has ended as the
+    one before it did."""
+    record = history.read(outcome.state.run)
+    if record is None or record.end is not None or record.plan.attempt == outcome.state.attempt:
+        return
+    text, fix = (outcome.cause.text, outcome.cause.fix) if outcome.cause else ("", "")
+    with contextlib.suppress(RingctlError):  # a full disk: the hosts are asked the next time
+        history.mark(record.plan.run, outcome.state.state, error=text, fix=fix)
 
 
 def former_hosts(run: str) -> tuple[Host, ...]:

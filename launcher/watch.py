@@ -112,7 +112,7 @@ def watch(
         ender.look(state, lost, away)
         if ender.waits_in_vain(state, away) or (away.keys() == agents.keys() and given_up()):
             break
-    ender.finish(state)
+    ender.finish(state, lost)
     return outcome(state, tails, unheard)
 
 
@@ -166,8 +166,12 @@ class Ender:
         asked = bool(self.stops) and not any(one.is_alive() for one in self.stops)
         return asked and bool(going_on) and going_on <= away.keys() | self.stops[-1].failed.keys()
 
-    def finish(self, state: RunState) -> None:
-        """Wait for what was asked of the hosts, and say what could not be."""
+    def finish(self, state: RunState, lost: Mapping[str, str]) -> None:
+        """Wait for what was asked of the hosts, and say what could not be. A host without supervisor may
+        still have what its ranks have started."""
+        if lost and not self.stops:
+            gone = {name: self.agents[name] for name in lost}
+            self.stop(state, gone, FAILED_GRACE_S, why_it_cannot_go_on(state, lost))
         for one in self.stops:
             one.join()
         if self.stops and self.stops[-1].failed:

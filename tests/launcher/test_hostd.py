@@ -204,6 +204,22 @@ def test_when_the_warden_is_killed_the_supervisor_ends_the_run() -> None:
     assert {e["reason"] for e in exits(events(run)).values()} == {"its supervisor was killed"}
 
 
+def test_a_supervisor_that_is_told_to_end_by_nobody_of_ours_has_failed() -> None:
+    run = detach(["sleep", "600"])
+    pids = session_of_run(run)
+    os.kill(state(run)["warden"]["pid"], signal.SIGTERM)  # as when the host is shut down
+    wait_for(lambda: not any(is_alive(pid) for pid in pids), "the end of all of them", seconds=10)
+    assert state(run)["state"] == "failed"
+    assert {"and nobody had stopped the run" in e["reason"] for e in exits(events(run)).values()} == {True}
+
+
+def test_a_stop_whose_word_cannot_be_written_down_is_one_all_the_same() -> None:
+    run = detach(["sleep", "600"])
+    (run_folder(run) / "lock").mkdir()
+    ringctl("stop", run)
+    assert state(run)["state"] == "stopped"
+
+
 def test_a_run_whose_supervisors_all_died_is_lost_until_it_is_stopped() -> None:
     run = detach(["sh", "-c", "setsid sleep 600 & echo $!; wait"], world=1)
     orphan = int(wait_for(lambda: lines(events(run), 0), "the grandchild")[0])
@@ -219,6 +235,24 @@ def test_a_run_whose_supervisors_all_died_is_lost_until_it_is_stopped() -> None:
     assert not is_alive(orphan)
     assert json.loads(ringctl("status", run, "--json").stdout)["state"] == "stopped"
     assert len(exits(events(run))) == 1
+
+
+def test_an_attached_launch_ends_what_is_left_of_a_run_whose_supervisors_all_died() -> None:
+    launched = start(
+        *("launch", "--local", "--world", "1", "--json"),
+        *("--", "sh", "-c", "setsid sleep 600 & echo $!; wait"),
+    )
+    assert launched.stdout is not None
+    told = (json.loads(line) for line in launched.stdout)
+    said = next(event for event in told if event["kind"] == "line")
+    about = state(said["run"])
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for who in ("warden", "hostd"):
+            os.kill(about[who]["pid"], number)
+    launched.communicate(timeout=30)
+    assert launched.returncode == 1
+    assert not is_alive(int(said["text"]))
+    assert state(said["run"])["state"] == "failed"
 
 
 def ask_hostd(command: str, request: dict[str, object]) -> bytes:

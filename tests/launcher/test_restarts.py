@@ -216,6 +216,16 @@ def test_stop_ends_a_run_that_waits_for_its_next_attempt_and_its_watcher() -> No
     assert state(run)["attempt"] == 1
 
 
+def test_a_run_that_was_stopped_on_its_host_while_it_waited_is_remembered_as_over() -> None:
+    run, watcher = detached("--max-restarts", "2", "--restart-delay", "1", *script("exit 3"))
+    wait_for(lambda: (watching.read(run) or watching.Watch(run)).doing, "the wait for its next attempt")
+    word = {"attempt": 1, "grace": 0, "reason": "stopped", "wanted": 1}  # as another controller leaves it
+    (run_folder(run) / "stop.json").write_text(json.dumps(word))
+    wait_for(lambda: not is_alive(watcher), "the end of the watcher")
+    assert history.read(run).plan.attempt == 2  # type: ignore[union-attr]  # it is there
+    assert history.state_of(run) == "failed"
+
+
 def test_a_restart_by_hand_takes_the_place_of_the_one_that_was_about_to_begin() -> None:
     run, watcher = detached(
         "--max-restarts", "5", "--restart-delay", "600", *script("[ $attempt = 1 ] && exit 1; sleep 1000")

@@ -29,6 +29,22 @@ while True:
     print(json.dumps({"step": step}), file=metrics)
     time.sleep(0.05)
 """
+# Rank 1 fails as soon as rank 0 is gone, as one does that was training with it.
+PEERS = """
+import os, socket, sys, time
+place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+if os.environ["RANK"] == "0":
+    other = socket.create_server(place).accept()[0]
+    time.sleep(1000)
+for _ in range(500):
+    try:
+        peer = socket.create_connection(place)
+        break
+    except OSError:
+        time.sleep(0.02)
+print("met", flush=True)
+sys.exit(1 if peer.recv(1) == b"" else 0)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -132,6 +148,24 @@ def test_a_stop_that_reaches_one_host_only_is_passed_on_by_the_supervisors(clust
         assert ends_on(cluster, "server2", run)["state"] == "stopped"
     finally:
         cluster.start_sshd("server2")
+
+
+def test_ranks_that_fail_for_want_of_those_that_were_stopped_first_were_stopped_too(cluster: Hosts) -> None:
+    inventory(cluster, only=TWO)
+    Path("peers.py").write_text(PEERS)
+    run = detached("--", "python3", "peers.py")["run"]
+    log = cluster.path("server2", f"{OURS}/runs/{run}") / "events-1-000001.jsonl"
+    wait_for(lambda: log.exists() and "met" in log.read_text(), "both ranks")
+    cluster.stop_sshd("server2")
+    try:
+        ringctl("stop", run, code=4)
+        ended = ends_on(cluster, "server2", run)
+        assert (ended["state"], ended["ranks"][0]["state"]) == ("stopped", "stopped")
+        assert ended["ranks"][0]["exit_code"] == 1
+    finally:
+        cluster.start_sshd("server2")
+    ringctl("stop", run)
+    assert history.state_of(run) == "stopped"
 
 
 def test_ranks_that_only_print_are_not_kept_alive_by_it_once_all_others_are_gone(
