@@ -4,6 +4,8 @@ Activations go forward and their gradients come back, by send and recv. Between 
 what one process with the whole model would do.
 """
 
+import os
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -11,10 +13,11 @@ from torch.nn.functional import cross_entropy
 
 STEPS, BATCH = 30, 32
 
-dist.init_process_group("gloo")
-rank, world = dist.get_rank(), dist.get_world_size()
-if world != 2:
+world = int(os.environ["WORLD_SIZE"])
+if world != 2:  # before they meet: who leaves first would take the others' meeting place along
     raise SystemExit(f"this model has two parts, for two ranks; there are {world}")
+dist.init_process_group("gloo")
+rank = dist.get_rank()
 
 torch.manual_seed(0)
 convolutions = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(4), nn.Flatten())

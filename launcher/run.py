@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping
@@ -110,6 +111,8 @@ def start(
         reason = "stopped" if stopped else NOT_EVERYWHERE
         ended = stop(its, plan.run, grace=0.0, reason=reason, attempt=plan.attempt, exact=True)
         unsure = [name for name, answer in ended.items() if isinstance(answer, RingctlError)]
+        if not unsure and len(its) == len(requests):  # no host has it, so none can tell that it is over
+            note_over(plan.run, "stopped" if stopped else "failed", errors[0])
         if stopped:
             raise StoppedEarly(stopped[0])
         if PORT_TAKEN in errors[0].message and not unsure:
@@ -120,6 +123,11 @@ def start(
         elif its:
             errors[0].message += "; nothing was left running"
         raise errors[0]
+
+
+def note_over(run: str, state: str, error: RingctlError) -> None:
+    with contextlib.suppress(RingctlError):  # a full disk
+        history.mark(run, state, error=error.message, fix=error.fix)
 
 
 def is_anothers(answer: dict[str, Any] | RingctlError) -> bool:

@@ -195,6 +195,8 @@ def test_if_one_host_cannot_start_none_does(
     assert f"error: {words}" in done.stderr
     assert "Traceback" not in done.stderr
     assert eventually(lambda: not hosts.left_on(cluster)), hosts.left_on(cluster)
+    remembered = json.loads(ringctl("runs", "list", "--json").stdout)
+    assert {row["state"] for row in remembered} <= {"failed"}, "no host can tell that it is over"
 
 
 def test_a_host_that_is_away_keeps_all_others_from_starting(cluster: Cluster) -> None:
@@ -346,4 +348,4 @@ def test_two_runs_of_one_name_cannot_start_in_one_folder(cluster: Cluster) -> No
     run_id = json.loads(ringctl("ps", "--json").stdout)[-1]["run"]
     plan = json.loads(cluster.path("server1", f"{OURS}/runs/{run_id}/plan.json").read_text())
     with agents() as found, pytest.raises(RingctlError, match=r"there is a run .* on this host already"):
-        found["server1"].start(plan)
+        found["server1"].start({**plan, "token": "of another start"})
