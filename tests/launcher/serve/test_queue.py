@@ -88,10 +88,10 @@ def test_a_run_that_cannot_start_says_why(tmp_path: Path) -> None:
 def test_three_runs_start_in_the_right_order_and_the_third_says_why_it_waits(tmp_path: Path) -> None:
     with serving(slots=4) as service:
         first = held(service, tmp_path / "go1", world=3)
+        service.wait_for_state(first, "running")
         second = held(service, tmp_path / "go2", world=3)
         third = held(service, tmp_path / "go3", world=3, priority=5)
-        service.wait_for_state(first, "running")
-        wait_for(lambda: service.row(second)["waiting"], "a reason")
+        wait_for(lambda: service.row(second)["waiting"] and service.row(third)["waiting"], "their reasons")
         assert service.row(third)["waiting"] == "waiting for 2 slots on here"
         assert [row["run"] for row in service.client().get("/api/queue")["queue"]] == [third, second]
         (tmp_path / "go1").touch()
@@ -100,7 +100,7 @@ def test_three_runs_start_in_the_right_order_and_the_third_says_why_it_waits(tmp
         assert service.row(second)["state"] == "queued"
         (tmp_path / "go3").touch()
         service.wait_for_state(second, "running")
-        assert service.row(third)["state"] == "succeeded"
+        service.wait_for_state(third, "succeeded")
         (tmp_path / "go2").touch()
         service.wait_for_state(second, "succeeded")
 
