@@ -135,7 +135,7 @@ def test_a_run_from_the_form_to_its_report(scene: Scene) -> None:
 
     [row] = service.client().get("/api/runs")["runs"]
     os.kill(service.row(row["run"])["ranks"][1]["pid"], signal.SIGKILL)
-    browser.wait_for_text("1 on here", "#cause", seconds=15)  # within 5 s where no other tests run beside it
+    browser.wait_for_text("1 on here", "#cause", seconds=40)  # within 5 s where no other tests run beside it
     browser.wait_for_text("Failed", ".runhead")
     assert "killed" in browser.text("#cause").lower()
     assert browser.all("svg.ring .knot.bad")

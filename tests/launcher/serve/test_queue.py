@@ -165,7 +165,10 @@ def test_what_a_launch_noted_is_no_complaint() -> None:
     assert queued.complaint(said) == "no such command\n  to do: write another"
 
 
-def test_a_host_that_is_silent_holds_up_nobody(tmp_path: Path) -> None:
+def test_a_host_that_is_silent_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".ssh").mkdir(mode=0o700)
+    (tmp_path / ".ssh" / "config").write_text("Host *\n  ConnectTimeout 60\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hosts = tmp_path / "hosts.yaml"
         port = silent.getsockname()[1]
@@ -175,7 +178,7 @@ def test_a_host_that_is_silent_holds_up_nobody(tmp_path: Path) -> None:
         )
         with serving("--hosts", str(hosts)) as service:
             run = service.submit("true", world=2)
-            service.wait_for_state(run, "succeeded", seconds=8)  # it is given up after ten
+            service.wait_for_state(run, "succeeded", seconds=45)  # it is given up after sixty
             rows = {row["name"]: row for row in service.client().get("/api/hosts")["hosts"]}
             assert (rows["here"]["free"], rows["silent"]["free"]) == (2, 0)
 
@@ -185,8 +188,12 @@ def test_runs_that_share_their_slots_lie_on_top_of_each_other(tmp_path: Path) ->
         runs = [held(service, tmp_path / "go", shared=True) for _ in range(2)]
         for run in runs:
             service.wait_for_state(run, "running")
-        (host,) = service.client().get("/api/hosts")["hosts"]
-        assert (host["taken"], host["free"], len(host["runs"])) == (2, 0, 2)
+
+        def taken() -> tuple[int, int, int]:
+            (host,) = service.client().get("/api/hosts")["hosts"]
+            return host["taken"], host["free"], len(host["runs"])
+
+        wait_for(lambda: taken() == (2, 0, 2), "the host to tell of both")
         (tmp_path / "go").touch()
 
 

@@ -51,10 +51,11 @@ def test_three_runs_of_two_users_share_four_slots_in_the_right_order(cluster: Ho
         go("1")
         service.wait_for_state(second, "running")
         assert service.row(third)["state"] == "queued"
-        assert {row["name"]: row["free"] for row in bob.get("/api/hosts")["hosts"]} == {
-            "server1": 0,
-            "server2": 1,
-        }
+
+        def free() -> dict[str, int]:
+            return {row["name"]: row["free"] for row in bob.get("/api/hosts")["hosts"]}
+
+        wait_for(lambda: free() == {"server1": 0, "server2": 1}, "what the hosts say of their slots")
         go("2")
         service.wait_for_state(third, "running")
         go("3")
