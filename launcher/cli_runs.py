@@ -66,9 +66,10 @@ def end_everywhere(found: Found, grace: float) -> tuple[dict[str, dict[str, Any]
     from launcher import runs, watching
     from launcher.agent import agents_for
 
-    watcher = watching.give_up(found.run)
     now = agents_for(found.hosts, pool())
-    results = runs.stop({**agents_for(found.former, pool()), **now}, found.run, grace, attempt=found.attempt)
+    agents = {**agents_for(found.former, pool()), **now}
+    with watching.giving_up(found.run, grace) as watcher:
+        results = runs.stop(agents, found.run, grace, attempt=found.attempt)
     watched = not watching.wait_for_end(found.run, watcher)
     if watched:
         click.echo(

@@ -16,6 +16,8 @@ from launcher.watch import GRACE_S, anew
 AGAIN = "it is started again"  # why what is left of the attempt before is ended
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
 STEP_S = 0.05
+STAYS_S = 5.0  # a host that cannot be asked for less, while its sshd is restarted, is not gone
+ONCE_MORE_S = 1.0  # and who is gone for longer is asked once more
 
 
 class Ending(threading.Thread):
@@ -51,31 +53,31 @@ class Ending(threading.Thread):
 
 
 def end_before(
-    agents: Mapping[str, Agent], run: str, attempt: int, away: Iterable[str], patience: float
+    agents: Mapping[str, Agent], run: str, attempt: int, away: Mapping[str, float]
 ) -> dict[str, str]:
-    """End the attempts up to this one: {host: why it could not be asked}. Who was `away` has so many seconds
-    to come back; of the others the first answer counts."""
+    """End the attempts up to this one: {host: why it could not be asked}. Who is `away`, since then, has some
+    time from then on to come back; of the others the first answer counts."""
     endings = {name: Ending(agent, run, attempt) for name, agent in agents.items()}
     for ending in endings.values():
         ending.start()
-    deadline = time.monotonic() + patience
-    suspects = set(away)
+    least = time.monotonic() + ONCE_MORE_S
+    deadlines = {name: max(since + STAYS_S, least) for name, since in away.items()}
 
     def waits_for(name: str, ending: Ending) -> bool:
-        late = time.monotonic() >= deadline
-        return not (ending.has_ended or late) if name in suspects else ending.answer is None
+        late = name in deadlines and time.monotonic() >= deadlines[name]
+        return not (ending.has_ended or late) if name in deadlines else ending.answer is None
 
     while any(waits_for(name, ending) for name, ending in endings.items()):
         time.sleep(STEP_S)
     for ending in endings.values():
         ending.quit.set()
-    return {name: words(ending, patience) for name, ending in endings.items() if not ending.has_ended}
+    return {name: words(ending) for name, ending in endings.items() if not ending.has_ended}
 
 
-def words(ending: Ending, patience: float) -> str:
+def words(ending: Ending) -> str:
     if isinstance(ending.answer, HostError):
         return ending.answer.words
-    return str(ending.answer) if ending.answer else f"no answer within {patience:.0f} s"
+    return str(ending.answer) if ending.answer else "it does not answer"
 
 
 class Leftovers:

@@ -5,6 +5,7 @@ The only importer of rich, and only where there is a terminal to draw on.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -113,7 +114,9 @@ class NoteScreen(_Context):
         pass
 
     def note(self, words: str) -> None:
-        say([f"{time.strftime('%Y-%m-%d %H:%M:%S')} {words}"])
+        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {words}\n"
+        with contextlib.suppress(OSError):  # a full disk: the run is looked after all the same
+            os.write(sys.stdout.fileno(), line.encode("utf-8", "surrogateescape"))
 
     def finish(self, outcome: Outcome) -> None:
         for line in (*text.cause_lines(outcome), text.verdict(outcome)):

@@ -22,7 +22,6 @@ from launcher.watch import GRACE_S, Interrupts, Outcome, Screen, watch
 from launcher.watching import Book, Failure
 
 LONGEST_DELAY_S = 60.0
-STAYS_S = 5.0  # a host that cannot be asked for less, while its sshd is restarted, is not gone
 PASSING = re.compile(
     r"0x[0-9a-f]+|(?<=:)\d{4,5}\b|\b[\d.]+ ?m?s\b"
 )  # addresses, ports and times are never the same
@@ -132,7 +131,7 @@ def see_through(
                 return outcome
             took_over = False
             book.note(failure=failure)
-            begun = next_attempt(asked, plan, screen, interrupts, pool, book, outcome.away)
+            begun = next_attempt(asked, plan, screen, interrupts, pool, book, outcome.since)
             if begun is None:
                 note_over(outcome)
                 return outcome
@@ -175,7 +174,10 @@ def one_attempt(
         outcome = watch(state, agents, screen, interrupts)
     else:
         try:
-            outcome = watch(state, agents, screen, interrupts, again=True, given_up=lambda: book.stopped)
+            outcome = watch(
+                state, agents, screen, interrupts, again=True,
+                given_up=lambda: book.stopped, unmet=book.unmet,
+            )  # fmt: skip
         except RingctlError as error:
             return Outcome(fold.as_lost(state), None), not_started(plan.attempt, error, counts=counts)
     outcome.note()
@@ -189,7 +191,7 @@ def next_attempt(
     interrupts: Interrupts,
     pool: Pool,
     book: Book,
-    away: Iterable[str],
+    away: Mapping[str, float],
 ) -> tuple[Plan, Mapping[str, Agent]] | None:
     """The run, started again; None if it may not, cannot, or is not wanted any more."""
     attempt = plan.attempt
@@ -260,17 +262,17 @@ def again(
     pool: Pool,
     screen: Screen,
     interrupts: Interrupts,
-    away: Iterable[str],
+    away: Mapping[str, float],
 ) -> tuple[Plan, Mapping[str, Agent]]:
     """End what is left of the attempts before, look whether all hosts are well, and start the next one: on
     the same hosts, or, where that is allowed, without those that cannot be reached; `away` are those that
-    were not heard in the end."""
+    were not heard in the end, and since when."""
     run = asked.options.run
     record = history.read(run)
     hosts = (*record.hosts, *record.former) if record else ()
     needed = {host.name for host in record.hosts} if record else set()
-    gone = away if asked.options.min_world is not None else ()
-    unasked = end_before(agents_for(hosts, pool), run, attempt, gone, STAYS_S)
+    gone = away if asked.options.min_world is not None else {}
+    unasked = end_before(agents_for(hosts, pool), run, attempt, gone)
     lacking = {name: why for name, why in unasked.items() if name in needed}
     options = replace(ask.again(record.options if record else asked.options), attempt=attempt + 1)
     if lacking and options.min_world is not None:

@@ -29,7 +29,7 @@ PORT_TAKEN = "the master port is taken:"
 STOPPED_EARLY = "it was stopped while it was starting"
 PORT_TRIES = 3
 NOT_EVERYWHERE = "it did not start on all hosts"
-LEASE_S = 10.0
+LEASE_S = 8.0
 FREE_PORT = "leave out --master-port and master_port, so that a free one is taken"
 
 

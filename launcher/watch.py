@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from launcher import fold, history
@@ -66,6 +66,7 @@ class Outcome:
     state: RunState
     cause: Cause | None
     away: Mapping[str, str] = field(default_factory=dict)  # hosts that were not heard in the end, and why
+    since: Mapping[str, float] = field(default_factory=dict)  # when they fell silent, on our monotonic clock
 
     def note(self) -> None:
         """Write it down, so that ps, status and explain say the same later, whoever can be asked then."""
@@ -93,17 +94,21 @@ def watch(
     *,
     again: bool = False,
     given_up: Callable[[], bool] = lambda: False,
+    unmet: Callable[[], float | None] = lambda: None,
 ) -> Outcome:
-    """Show the run until it is over. Ctrl-C, counted by `interrupts`, stops it. If it is to start `again`,
-    nobody waits for hosts that are away: what they have ends by itself."""
-    tails, ender, stalls = Tails(), Ender(agents, interrupts, screen, again), Stalls(screen)
+    """Show the run until it is over. Ctrl-C, counted by `interrupts`, stops it; so does a stop of somebody
+    else's that is left `unmet`, with its grace. If it is to start `again`, nobody waits for hosts that are
+    away: what they have ends by itself."""
+    tails, ender, stalls = Tails(), Ender(agents, interrupts, screen, again, unmet), Stalls(screen)
     away: Mapping[str, str] = {}
     lost: Mapping[str, str] = {}
     unheard: Mapping[str, str] = {}
+    since: dict[str, float] = {}
     for update in follow(agents, state.run, live=True, attempt=state.attempt):
         for words in (*presence(away, update.away), *newly_lost(lost, update.lost)):
             screen.note(words)
         away, lost, unheard = update.away, update.lost, update.unheard
+        since = {host: since.get(host, time.monotonic()) for host in unheard}
         for event in update.events:
             state = fold.fold(state, event)
             tails.add(event)
@@ -113,7 +118,7 @@ def watch(
         if ender.waits_in_vain(state, away) or (away.keys() == agents.keys() and given_up()):
             break
     ender.finish(state, lost)
-    return outcome(state, tails, unheard)
+    return replace(outcome(state, tails, unheard), since=since)
 
 
 def outcome(state: RunState, tails: Tails, away: Mapping[str, str] | None = None) -> Outcome:
@@ -130,9 +135,15 @@ class Ender:
     """Ends a watched run: when the user asks for it, and everywhere once it cannot go on somewhere."""
 
     def __init__(
-        self, agents: Mapping[str, Agent], interrupts: Interrupts, screen: Screen, again: bool
+        self,
+        agents: Mapping[str, Agent],
+        interrupts: Interrupts,
+        screen: Screen,
+        again: bool,
+        unmet: Callable[[], float | None],
     ) -> None:
         self.agents, self.interrupts, self.screen, self.again = agents, interrupts, screen, again
+        self.unmet = unmet
         self.seen = 0
         self.end_at: float | None = None  # the other hosts' ranks may fail by themselves until then
         self.stops: list[Stop] = []
@@ -148,6 +159,10 @@ class Ender:
                 "stopping the run; press Ctrl-C again to kill it" if first else "killing the run"
             )
             self.stop(state, self.agents, GRACE_S if first else 0.0, STOPPED)
+        grace = None if self.stops or state.ended is not None else self.unmet()
+        if grace is not None:
+            self.screen.note("somebody has begun to stop the run, and not ended it: stopping it")
+            self.stop(state, self.agents, grace, STOPPED)
         reason = why_it_cannot_go_on(state, lost) if len(self.agents) > 1 and not self.stops else ""
         if not reason or state.ended is not None:
             return

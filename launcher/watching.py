@@ -98,6 +98,13 @@ class Book:
         """Whether somebody has stopped the run meanwhile."""
         return mark_of(self._watch.run).exists()
 
+    def unmet(self) -> float | None:
+        """The grace of a stop that somebody has begun and does not see to any more."""
+        with contextlib.suppress(OSError, ValueError), open(mark_of(self._watch.run)) as mark:
+            fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return float(mark.read())
+        return None
+
     def note(self, doing: str = "", failure: Failure | None = None) -> None:
         before = [
             known for known in self._watch.failures if failure is None or known.attempt != failure.attempt
@@ -268,19 +275,41 @@ def pick_up(command: str | None) -> list[str]:
     return told
 
 
-def give_up(run: str) -> int:
-    """Somebody stops the run: whoever watches it, the process that this returns, is not to start it again."""
+@contextlib.contextmanager
+def giving_up(run: str, grace: float) -> Iterator[int]:
+    """Somebody stops the run: whoever watches it, the process that this yields (0 for nobody), is not to
+    start it again. Should we be killed meanwhile it sees to the rest: it can tell by the lock of the mark."""
     watch = read(run)
     if watch is None or not is_watched(run):
-        return 0
-    with contextlib.suppress(OSError):  # a full disk: that it was stopped is on its hosts as well
-        mark_of(run).touch(mode=0o600)
-    return watch.pid
+        yield 0
+        return
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # a full disk: that it was stopped is on its hosts as well
+            mark(run, grace, held)
+        yield watch.pid
+
+
+def mark(run: str, grace: float, held: contextlib.ExitStack) -> None:
+    """Whole and locked from the moment that it is there; it stays when the lock goes."""
+    path = folder() / f"{run}.stopping-{os.getpid()}"  # `forget` knows its name
+    with contextlib.ExitStack() as failing:
+        file = failing.enter_context(open(path, "wb", opener=private))
+        failing.callback(path.unlink, missing_ok=True)
+        file.write(str(grace).encode())
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        path.rename(mark_of(run))
+        failing.pop_all()
+        held.enter_context(file)
+
+
+def private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def forget(run: str) -> None:
     """Nobody need watch it any more."""
-    for path in (mark_of(run), file_of(run)):
+    for path in (*folder().glob(f"{run}.stopping-*"), mark_of(run), file_of(run)):
         with contextlib.suppress(OSError):  # a read-only disk: whoever watches it next sees that it is over
             path.unlink(missing_ok=True)
 

@@ -480,7 +480,8 @@ def test_a_watched_run_is_watched_until_its_end_or_to_be_picked_up(folder: Path,
     def act() -> None:
         with watching.watched(RUN) as book:
             book.note(failure=failure)
-            watching.give_up(RUN)
+            with watching.giving_up(RUN, 5.0):
+                pass
 
     def whole() -> None:
         assert not watching.is_watched(RUN)

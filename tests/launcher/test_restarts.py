@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -303,6 +305,21 @@ def test_stop_ends_a_watched_run_for_good() -> None:
     assert is_alive(again["watcher"]), "by hand it may start, and has a watcher again"
     assert state(run)["attempt"] == 2
     ringctl("stop", run)
+
+
+def test_a_stop_that_was_killed_before_it_asked_any_host_is_seen_to_by_whoever_watches_the_run() -> None:
+    run, watcher = detached("--max-restarts", "5", *SOON, *script("exec sleep 1000"))
+    killed = f"""
+import os
+from launcher import watching
+with watching.giving_up({run!r}, 1.0) as watcher:
+    assert watcher
+    os.kill(os.getpid(), 9)
+"""
+    assert subprocess.run([sys.executable, "-c", killed], check=False).returncode == -signal.SIGKILL
+    wait_for(lambda: not is_alive(watcher), "its end")
+    assert (state(run)["state"], state(run)["attempt"]) == ("stopped", 1)
+    assert not list(watching.folder().glob(f"{run}.stop*"))
 
 
 # --- Training ------------------------------------------------------------------------------------

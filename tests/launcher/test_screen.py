@@ -11,6 +11,7 @@ import select
 import signal
 import struct
 import subprocess
+import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
@@ -304,3 +305,10 @@ def test_tables_fit_a_terminal() -> None:
         assert max(map(len, shown.splitlines())) <= 120
     ringctl("stop", run)
     wait_for(lambda: "stopped" in ringctl("ps").stdout, "its end")
+
+
+def test_a_watcher_goes_on_where_nothing_can_be_written_down() -> None:
+    words = "from launcher.render import NoteScreen; NoteScreen().note('x'); import os; os.write(2, b'on')"
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([sys.executable, "-c", words], stdout=full, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (0, b"on")
