@@ -831,12 +831,15 @@ class Progress:
             self.least = WATCHDOG_S
         self.at = time.monotonic()
         self.usual = 0.0  # seconds between two signs of progress, over the last few
+        self.signs = 0
         self.step: object = None
 
     def made(self) -> None:
         now = time.monotonic()
-        self.usual = 0.8 * self.usual + 0.2 * (now - self.at) if self.usual else now - self.at
+        new = 0.2 if self.signs > 1 else 1.0  # how long it took to begin says nothing once there is more
+        self.usual = (1.0 - new) * self.usual + new * (now - self.at)
         self.at = now
+        self.signs += 1
 
     def printed(self) -> None:
         if self.step is None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from launcher.hostd import Progress
 from launcher.hostlease import Lease, sign, verified
 
 SECRET = "5e" * 32
@@ -146,3 +147,14 @@ def test_where_the_port_is_taken_there_is_no_lease_and_no_harm(port: int) -> Non
         lease.receive(0.0)
         lease.bye("failed", "rank 0 failed")
         assert not lease.silent(1e6)
+
+
+def test_how_long_a_rank_took_to_begin_is_no_usual_step() -> None:
+    progress = Progress("")
+    progress.at -= 50.0
+    progress.stepped({"step": 1})
+    assert not progress.stood(0.0, 0.0), "a first step that took long may be followed by others like it"
+    progress.at -= 1.0
+    progress.stepped({"step": 2})
+    progress.at -= 11.0
+    assert progress.stood(8.0, 0.0), "for eleven usual steps"
