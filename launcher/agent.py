@@ -60,6 +60,10 @@ class Agent:
         with understood(self.host.name):
             return checked_now(answer)
 
+    def tell_stop(self, run: str, grace: float, attempt: int, timeout: float) -> None:
+        """That it is about to be asked to."""
+        self.ask("hostd.py", ["tell"], {"run": run, "grace": grace, "attempt": attempt}, timeout=timeout)
+
     def stop(
         self, run: str, grace: float, reason: str = "stopped", attempt: int = 1, *, exact: bool = False
     ) -> dict[str, Any]:

@@ -7,6 +7,7 @@ a line that reads SENTINEL, so that whatever a login shell prints before it does
     start    make the run's folder, start the ranks detached, answer once they are under way
     follow   the run's events from a cursor on, raw, until the run is over
     runs     the state of every run on this host
+    tell     that a run is about to be stopped, on all of its hosts
     stop     end a run: TERM, grace, KILL, then a sweep for whatever still carries the run's id
     stacks   have the supervisor note where each rank is, as events of the run
     slots    which runs have slots of this host, of whichever user, and its load, memory and disk
@@ -1137,6 +1138,7 @@ class Supervisor:
         self.looks = 0  # how often the ranks were looked at since they last got on
         self.lease: Any = None  # hostlease.Lease, where there are other hosts
         self.lease_fd = -1
+        self.word_seen: float | None = None  # when that it is to be stopped was seen to be written down
 
     # starting
 
@@ -1225,7 +1227,9 @@ class Supervisor:
     def on_terminate(self, number: int, _: object) -> None:
         """SIGINT is that of a stop whose word could not be written down; without a word, SIGTERM comes from
         somebody else: the host is shut down, say."""
-        request = stop_word(self.folder, int(self.plan["attempt"])) or {}
+        self.end_as_told(stop_word(self.folder, int(self.plan["attempt"])) or {}, number)
+
+    def end_as_told(self, request: dict[str, Any], number: int = signal.SIGTERM) -> None:
         now = time.monotonic()
         orphaned = not request and os.getppid() != self.warden["pid"]
         first = not self.ending
@@ -1261,6 +1265,7 @@ class Supervisor:
             self.kill_at = clock + TICK_S
         if clock >= self.next_heartbeat:
             self.next_heartbeat = clock + HEARTBEAT_S
+            self.mind_the_word(STOP_SETTLE_S)
             self.save(durable=False)
 
     def signal_ranks(self, number: int) -> None:
@@ -1450,12 +1455,23 @@ class Supervisor:
     def was_stopped(self) -> bool:
         """Whether somebody has stopped the run, here or on another host: a rank that fails now does so for
         want of those that were ended."""
+        self.mind_the_word(patience=0.0)
         if self.lease is not None and not self.ending:
             clock = time.monotonic()
             self.lease.receive(clock)
             if self.lease.over and self.lease.over["state"] == "stopped":
                 self.mind_the_others(clock)
         return self.stop_requested
+
+    def mind_the_word(self, patience: float) -> None:
+        """Whoever stops a run tells all of its hosts first, and ends it then. Who is killed between the two
+        does not come: what was told holds all the same."""
+        word = None if self.ending else stop_word(self.folder, int(self.plan["attempt"]))
+        if not word:
+            return
+        self.word_seen = self.word_seen or time.monotonic()
+        if time.monotonic() >= self.word_seen + patience:
+            self.end_as_told(word)
 
     def note_oom(self, rank: Rank) -> None:
         """Say so if the kernel has killed for want of memory since the ranks were started."""
@@ -1901,6 +1917,16 @@ def command_slots(_: dict[str, Any]) -> dict[str, Any]:
     return dict(sibling("hosttop").now(home_folder()), runs=runs, problem=problem, time=time.time())
 
 
+def command_tell(request: dict[str, Any]) -> dict[str, Any]:
+    """That this attempt of the run is to be stopped, which `stop` then sees to. Ranks that fail meanwhile,
+    for want of those on other hosts, are stopped ones."""
+    run, attempt = str(request["run"]), int(request["attempt"])
+    state = read_state(run)
+    if state is not None and state["state"] not in FINAL and int(state["attempt"]) == attempt:
+        leave_word(run_folder(run), attempt, float(request["grace"]), "stopped")
+    return {}
+
+
 def command_stop(request: dict[str, Any]) -> dict[str, Any]:
     """End the run here and wait for it; says what was ended and what could not be."""
     run, grace = str(request["run"]), float(request.get("grace", 5.0))
@@ -2144,6 +2170,7 @@ def main() -> int:
         "start": command_start,
         "follow": command_follow,
         "runs": command_runs,
+        "tell": command_tell,
         "stop": command_stop,
         "stacks": command_stacks,
         "slots": command_slots,

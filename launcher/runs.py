@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher import fold, history
 from launcher.agent import Agent
-from launcher.errors import InputError, RingctlError
-from launcher.fanout import fan_out
+from launcher.errors import HostError, InputError, RingctlError
+from launcher.fanout import AT_ONCE, fan_out
 from launcher.model import Host, RunState
 from launcher.transport import Key, Pool, way_to
 
 THIS_MACHINE = Host("localhost", local=True)
+STOPPED = "stopped"  # the reason of whoever wants it so
+TELL_S = 2.0  # so long, at most, the hosts that are told of a stop wait for the others to be
 
 
 @dataclass(frozen=True)
@@ -166,15 +170,33 @@ def stop(
     agents: Mapping[str, Agent],
     run: str,
     grace: float,
-    reason: str = "stopped",
+    reason: str = STOPPED,
     *,
     attempt: int = 1,
     exact: bool = False,
 ) -> dict[str, dict[str, Any] | RingctlError]:
     """End the run on every host: what each one ended, or why it could not be asked. Up to `attempt`, and
     whatever later one a host knows of, unless it is `exact`: what ringctl ends by itself may arrive late."""
+    everyone = threading.Barrier(min(len(agents), AT_ONCE) or 1)
 
     def work(name: str) -> dict[str, Any]:
+        if reason == STOPPED and len(agents) > 1:
+            tell_stop(agents[name], run, grace, attempt, everyone)
         return agents[name].stop(run, grace, reason, attempt, exact=exact)
 
     return fan_out(agents, work)
+
+
+def tell_stop(agent: Agent, run: str, grace: float, attempt: int, everyone: threading.Barrier) -> None:
+    """Before the first host ends its ranks all know that it is wanted: those of a host that is asked late
+    fail for want of the others. Who cannot be told does not keep them waiting."""
+    began = time.monotonic()
+    try:
+        agent.tell_stop(run, grace, attempt, TELL_S)
+        everyone.wait(TELL_S)
+    except threading.BrokenBarrierError:
+        pass
+    except HostError:
+        everyone.abort()
+        if time.monotonic() > began + 2 * TELL_S:
+            raise  # it does not answer: to ask it once more takes as long

@@ -15,14 +15,13 @@ from launcher.diagnose import Cause, Tails, absent_ranks, first_failure, standst
 from launcher.errors import RingctlError
 from launcher.follow import follow, newly_lost, presence
 from launcher.model import Event, Host, Plan, RankState, RunState, to_json
-from launcher.runs import stop
+from launcher.runs import STOPPED, stop
 from launcher.transport import Pool
 
 SETTLE_S, FAILED_GRACE_S = 1.0, 3.0  # as hostd does it on one host
 GRACE_S = 5.0  # between TERM and KILL
 STACKS_S = 3.0  # by then every host that noticed a standstill has said where its ranks are
 RETRY_S, AGAIN_S = 15.0, 1.0  # how long, and how often, a host is asked to stop that cannot be asked
-STOPPED = "stopped"  # the reason of whoever wants it so
 
 
 class Screen(Protocol):

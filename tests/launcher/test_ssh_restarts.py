@@ -168,6 +168,37 @@ def test_ranks_that_fail_for_want_of_those_that_were_stopped_first_were_stopped_
     assert history.state_of(run) == "stopped"
 
 
+def test_where_supervisors_cannot_hear_each_other_a_stop_that_comes_late_is_one_all_the_same(
+    cluster: Hosts,
+) -> None:
+    inventory(cluster, only=TWO)
+    Path("peers.py").write_text(PEERS)
+    drop = "add table inet deaf; add chain inet deaf in { type filter hook input priority 0; }; "
+    cluster.run("server2", "nft", drop + "add rule inet deaf in meta l4proto udp drop", user="root")
+    try:
+        run = detached("--", "python3", "peers.py")["run"]
+        log = cluster.path("server2", f"{OURS}/runs/{run}") / "events-1-000001.jsonl"
+        wait_for(lambda: log.exists() and "met" in log.read_text(), "both ranks")
+        with hosts.agents() as agents:
+            agents["server2"].tell_stop(run, 5.0, 1, 10.0)
+            agents["server1"].stop(run, 5.0)
+        ended = ends_on(cluster, "server2", run)
+        assert (ended["state"], ended["ranks"][0]["exit_code"]) == ("stopped", 1)
+        ringctl("stop", run)
+        assert history.state_of(run) == "stopped"
+    finally:
+        cluster.run("server2", "nft", "delete table inet deaf", user="root")
+
+
+def test_a_host_that_was_told_of_a_stop_sees_to_it_if_nobody_comes(cluster: Hosts) -> None:
+    inventory(cluster, only=TWO)
+    run = detached("--", "sleep", "1000")["run"]
+    wait_for(lambda: host_state(cluster, "server2", run)["state"] == "running", "its start")
+    with hosts.agents() as agents:
+        agents["server2"].tell_stop(run, 5.0, 1, 10.0)
+    assert [ends_on(cluster, host, run)["state"] for host in TWO] == ["stopped", "stopped"]
+
+
 def test_ranks_that_only_print_are_not_kept_alive_by_it_once_all_others_are_gone(
     cluster: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
