@@ -11,6 +11,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -526,6 +527,55 @@ def test_a_host_cannot_send_more_than_it_should_nor_keep_us_waiting(
     with pytest.raises(HostError, match="is longer than it said"):
         fetch.take_metrics(hostile(ANNOUNCED, model), "a-run", [file], tmp_path, False)
     assert sorted(path.name for path in tmp_path.glob("*.part")) == ["model.part"]
+
+
+def test_only_the_time_spent_waiting_for_a_host_counts_against_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "QUIET_S", 2.5)
+    clock = [0.0]
+    monkeypatch.setattr(fetch.time, "monotonic", lambda: clock[0])
+    pace = fetch.Pace("a")
+
+    def wait(seconds: float, number: int) -> None:
+        pace.left()
+        clock[0] += seconds
+        pace.came(number)
+
+    wait(3600.0, 1)  # stopped by Ctrl-Z: a second of it at most was waiting
+    clock[0] += 3600.0  # ours, between two pieces
+    wait(1.0, fetch.LEAST_BYTES)  # enough has come: it begins anew
+    wait(1.0, 1)
+    wait(1.0, 1)
+    wait(1.0, 1)
+    with pytest.raises(HostError, match="no more than 3 bytes"):
+        pace.left()
+
+
+def test_of_a_host_that_broke_off_while_it_sent_its_log_nothing_is_kept(tmp_path: Path) -> None:
+    to = PullFolder(tmp_path)
+    with to.open():
+        for rank in (0, 1, 11):
+            (to.logs / f"rank{rank}.out.log").write_text("x")
+        lines = [json.dumps({"host": host}) + "\n" for host in ("a", "b", "a")]
+        (to.logs / "events.jsonl").write_text("".join(lines))
+        to.drop_logs({"a"}, {0, 11})
+        assert sorted(path.name for path in to.logs.iterdir()) == ["events.jsonl", "rank1.out.log"]
+        assert (to.logs / "events.jsonl").read_text() == lines[1]
+
+
+def test_a_host_that_claims_more_than_this_disk_holds_gives_way_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def take(_: Any, to: PullFolder, __: Any, copy: pull.Copy) -> None:
+        fetch.need_room(to.folder, copy.bytes)
+
+    monkeypatch.setattr(pulling, "take", take)
+    missed: dict[str, RingctlError] = {}
+    heard: Any = SimpleNamespace(miss=missed.__setitem__)
+    copies = (pull.Copy("liar", 10**18, "0"), pull.Copy("honest", 1, "0"))
+    chosen = pulling.first_whole(heard, PullFolder(tmp_path), SimpleNamespace(step=4, models=copies))  # type: ignore[arg-type]  # all that is asked of a checkpoint
+    assert chosen == copies[1]
+    assert "are needed there" in missed["liar"].message
+    assert "honest has it too, and is asked" in capsys.readouterr().err
 
 
 def test_a_log_without_an_end_is_given_up(hostile: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from launcher import cli, history, restarts, watching
+from launcher import ask, cli, history, restarts, watching
+from launcher.errors import RingctlError
 from launcher.hostd import carriers
 from launcher.model import Host, Inventory
 from launcher.plan import LaunchOptions
@@ -254,6 +255,16 @@ def test_attempts_that_cannot_even_start_count_too(tmp_path: Path) -> None:
     log = (watching.folder() / f"{run}.log").read_text()
     assert log.count(" begins in ") == 2
     assert "it was started again 2 times, as often as --max-restarts allows" in log
+
+
+def test_who_restarts_a_run_that_was_started_again_meanwhile_is_told_so() -> None:
+    launched(*script("exit 0"), code=0)
+    record = history.recall()[0]
+    run = record.plan.run
+    late = ask.Asked(record.inventory, replace(record.options, attempt=1), None)
+    with pytest.raises(RingctlError, match="started again by somebody else"):
+        cli.refuse_late(late, run)
+    cli.refuse_late(replace(late, options=replace(record.options, attempt=2)), run)
 
 
 def test_of_two_who_restart_at_once_one_does() -> None:

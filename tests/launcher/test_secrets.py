@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from launcher import redact
 from launcher.plan import is_public
 from launcher.redact import Hidden, tells
 from tests.launcher.hosts import HOME, Hosts, inventory
@@ -169,6 +170,13 @@ def test_a_hidden_value_is_shown_by_no_usual_way() -> None:
     for shown in (f"{hidden}", repr(hidden), str(hidden), json.dumps({"a": hidden}), hidden + ""):
         assert "hunter2" not in shown
     assert hidden.value == "hunter2"
+
+
+def test_a_secret_is_taken_out_wherever_a_host_says_it() -> None:
+    said = {"text": "a hunter2 b", "metric": {"hunter2": [1, "hunter2", {"x": "hunter2"}]}, "step": 2}
+    shown = redact.without(["hunter2"], said)
+    assert "hunter2" not in json.dumps(shown)
+    assert (shown["step"], shown["text"]) == (2, f"a {redact.SHOWN} b")
 
 
 @pytest.mark.parametrize(
