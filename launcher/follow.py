@@ -270,54 +270,68 @@ def follow(
     pieces: queue.Queue[Piece] = queue.Queue(maxsize=4 * len(agents))
     quit_ = threading.Event()
     request = {"run": run, "follow": live, "attempt": attempt}
-    decoders = {name: Decoder(run, name, hidden=agent.hidden) for name, agent in agents.items()}
-    readers = [
-        Reader(agent, request, decoders[name], pieces, quit_, patience) for name, agent in agents.items()
-    ]
-    taken = None if after is None else Taken({name: after.get(name, first(attempt)) for name in agents})
+    readers = []
+    for name, agent in agents.items():
+        decoder = Decoder(run, name, hidden=agent.hidden)
+        if after and name in after:
+            decoder.begin_at(after[name])
+        if agent.host.local:
+            decoder.clock_offset = 0.0
+        readers.append(Reader(agent, request, decoder, pieces, quit_, patience))
     for reader in readers:
-        if after and reader.decoder.host in after:
-            reader.decoder.begin_at(after[reader.decoder.host])
-        if reader.agent.host.local:
-            reader.decoder.clock_offset = 0.0
         reader.start()
-    merger, behind, open_ = Merger(list(agents)), set(agents), set(agents)
-    away: dict[str, str] = {}
-    lost: dict[str, str] = {}
-    refused: set[str] = set()
+    taken = None if after is None else Taken({name: after.get(name, first(attempt)) for name in agents})
+    merger, heard = Merger(list(agents)), Heard(set(agents), some)
     try:
-        while open_:
+        while heard.open:
             try:
                 piece = pieces.get(timeout=HOLD_S)
             except queue.Empty:
                 # Nobody has said anything: what is waiting for a quiet host has waited long enough.
-                events = [] if behind else merger.ready(time.time() - HOLD_S)
-                yield Update(events, not behind, away, lost, places_after(taken, events))
-                continue
-            if piece.error:
-                refused.add(piece.host)
-                if refused == set(agents):
-                    raise RingctlError(f"{piece.host}: {piece.error}")
-            if (piece.error and not (some and NOT_STARTED in piece.error)) or piece.state == "lost":
-                lost = {**lost, piece.host: piece.error or GONE}
-            if piece.away is not None:
-                away = {**away, piece.host: piece.away}
-                if not piece.away:
-                    del away[piece.host]
-            if piece.over:
-                open_.discard(piece.host)
-            if piece.caught_up or piece.over or piece.away:
-                behind.discard(piece.host)
-            events = merger.add(piece, time.time() + CLOCKS_AGREE_S)
-            events = events if behind else events + merger.ready(time.time() - HOLD_S)
-            if taken:
-                taken.heard(piece.host, piece.place)
-            yield Update(events, not behind, away, lost, places_after(taken, events))
+                events = []
+            else:
+                heard.take(piece)
+                events = merger.add(piece, time.time() + CLOCKS_AGREE_S)
+                if taken:
+                    taken.heard(piece.host, piece.place)
+            if not heard.behind:
+                events += merger.ready(time.time() - HOLD_S)
+            yield Update(events, not heard.behind, heard.away, heard.lost, places_after(taken, events))
     finally:
         quit_.set()
         deadline = time.monotonic() + QUIT_S
         while any(reader.is_alive() for reader in readers) and time.monotonic() < deadline:
             drain(pieces)
+
+
+class Heard:
+    """Pure: what is known of each host from the pieces that have come. With `some`, hosts that the attempt
+    was not on are not missed."""
+
+    def __init__(self, hosts: set[str], some: bool) -> None:
+        self.hosts, self.some = hosts, some
+        self.open, self.behind = set(hosts), set(hosts)
+        self.away: Mapping[str, str] = {}
+        self.lost: Mapping[str, str] = {}
+        self._refused: set[str] = set()
+
+    def take(self, piece: Piece) -> None:
+        """Raises RingctlError once every host has refused."""
+        host = piece.host
+        if piece.error:
+            self._refused.add(host)
+            if self._refused == self.hosts:
+                raise RingctlError(f"{host}: {piece.error}")
+        missed = piece.error and not (self.some and NOT_STARTED in piece.error)
+        if missed or piece.state == "lost":
+            self.lost = {**self.lost, host: piece.error or GONE}
+        if piece.away is not None:
+            others = {name: why for name, why in self.away.items() if name != host}
+            self.away = {**others, host: piece.away} if piece.away else others
+        if piece.over:
+            self.open.discard(host)
+        if piece.caught_up or piece.over or piece.away:
+            self.behind.discard(host)
 
 
 def first(attempt: int) -> Place:
