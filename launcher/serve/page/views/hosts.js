@@ -15,7 +15,7 @@ const MOST_BOXES = 16;
 
 export function hostsView(place) {
   const cards = h("div", { class: "hosts" }), found = h("div"), total = h("p", { class: "soft" });
-  const button = h("button", { type: "button", id: "preflight", onclick: check }, "Run preflight");
+  const button = h("button", { type: "button", id: "preflight", class: "submits", onclick: check }, "Run preflight");
   let closed = false, checked = null, waits = 0;
   put(place, h("header", { class: "head" }, h("div", null, h("h1", null, "Hosts"), total)), cards,
     h("section", { class: "card pad preflight" }, h("header", { class: "head" }, h("h2", null, "Preflight"), button), found));

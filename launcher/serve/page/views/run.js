@@ -169,8 +169,22 @@ export function runView(place, { run: id, query }) {
     if (run.state !== detail.state) {
       say(parts.status, `${title(detail)} is ${stateOf(detail.state).word.toLowerCase()}${detail.error ? `: ${detail.error}` : ""}`);
     }
-    run = detail;
+    const begun = run.attempt !== detail.attempt || run.state !== detail.state;
+    run = { ...run, ...detail };
     drawRun();
+    if (begun && !("plan" in detail)) whole();
+  }
+
+  /** What the stream leaves out because it is the same for all of an attempt: plan, preflight, links. */
+  async function whole() {
+    try {
+      const detail = await get(runPath(id));
+      if (closed) return;
+      run = detail;
+      drawRun();
+    } catch (error) {
+      announce(error.message, { bad: true, fix: error.fix });
+    }
   }
 
   /** Asks anew, after something was done or the stream has ended. */
