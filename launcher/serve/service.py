@@ -171,8 +171,8 @@ class Service:
         return {key: found[key] for key in ("ok", "checks", "pairs")}
 
     def check_first(self) -> None:
-        """How fast the links are is known before anybody looks at a ring: where that is unknown, or of another
-        day or of other hosts, it is measured."""
+        """How fast links are is known before anybody looks at a ring: measure where that is unknown, or of
+        another day, or of other hosts."""
         names, last = {host.name for host in self.settings.inventory.hosts}, self.preflight()
         fresh = last is not None and time.time() - last["time"] < CHECK_S
         if len(names) > 1 and not (fresh and last and names <= {each["host"] for each in last["checks"]}):
@@ -194,7 +194,9 @@ def measured(run: dict[str, Any], last: dict[str, Any] | None) -> dict[str, Any]
     if own is None:
         return {"links": [pair for way, pair in known.items() if set(way) <= names]}
     pairs = [
-        pair if listing.is_measured(pair) or pair.get("problem") else known.get((pair["from"], pair["to"]), pair)
+        pair
+        if listing.is_measured(pair) or pair.get("problem")
+        else known.get((pair["from"], pair["to"]), pair)
         for pair in own["pairs"]
     ]
     links = [pair for pair in pairs if listing.is_measured(pair)]

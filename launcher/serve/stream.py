@@ -177,7 +177,8 @@ class Live:
         before, known = self._newest.get(run, (None, None))
         same = steady(detail)
         version = (before.version if before else 0) + (same != known)
-        told = Told(version, time.monotonic(), *(framed("run", each) for each in for_readers(detail)), over)
+        data, bare = (framed("run", each) for each in for_readers(detail))
+        told = Told(version, time.monotonic(), data, bare, over)
         self._newest[run] = (told, same)
         if len(self._newest) > 4 * MOST_STREAMS:
             self._newest.clear()

@@ -1,5 +1,5 @@
-"""Other Unix accounts of this machine, for as long as a command of theirs runs: they are in the /etc/passwd and
-have the home of a mount namespace of their own, so nothing of them is left, whatever happens. Needs root."""
+"""Other Unix accounts of this machine, for as long as a command of theirs runs: they have an /etc/passwd and
+a home in a mount namespace of their own, so nothing of them is left, whatever happens. Needs root."""
 
 from __future__ import annotations
 
@@ -51,8 +51,9 @@ class Account:
         return done.stdout
 
     def mounts(self) -> Iterator[str]:
+        needed = hidden_from_others()
         yield f"mount -t tmpfs none {HOMES}"
-        for number, (path, closed) in enumerate(needed := hidden_from_others()):
+        for number, (path, _) in enumerate(needed):
             yield f"mkdir {HOMES}/.{number}"
             yield f"mount --bind {shlex.quote(str(path))} {HOMES}/.{number}"
         for closed in dict.fromkeys(closed for _, closed in needed):

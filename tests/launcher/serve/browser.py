@@ -73,9 +73,9 @@ class Browser:
         return str(self.script(read, selector))
 
     def texts(self, selector: str) -> list[str]:
-        """What each of them says, all at one moment."""
-        read = "return [...document.querySelectorAll(arguments[0])].map((it) => it.innerText ?? it.textContent)"
-        return list(self.script(read, selector))
+        """What each of them says that can be seen, all at one moment."""
+        seen = "[...document.querySelectorAll(arguments[0])].filter((it) => it.checkVisibility())"
+        return list(self.script(f"return {seen}.map((it) => it.innerText ?? it.textContent)", selector))
 
     def wait(self, condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:
         try:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.launcher.ringctl import ringctl
 from tests.launcher.serve.browser import Browser, browsing, curve, needs_chromium, quiet_network
 from tests.launcher.serve.service import Service, serving
 
@@ -220,7 +221,24 @@ def test_a_page_whose_service_is_killed_says_so_and_goes_on_where_it_was(
         browser.wait_for_text("Stopped", ".runhead")
 
 
-def test_whoever_has_no_key_sees_nothing(scene: Scene) -> None:
-    scene.browser.driver.delete_all_cookies()
-    scene.browser.open(scene.service.url)
-    scene.browser.wait_for_text("not signed in", "body")
+def test_whoever_may_only_look_has_no_button_that_changes_something_and_may_leave(
+    scene: Scene, finished: str
+) -> None:
+    browser, service = scene.browser, scene.service
+    run = service.submit("true", at=9e9)
+    changing = "#submit-link, #preflight, #stop, #restart, #cancel, #send, .submits, .actions a[href*=submit]"
+    for link, expected in (("", True), ("--read-only", False)):
+        browser.open(ringctl("serve", "link", *link.split()).stdout.strip())
+        seen = set()
+        for place in ("queue", "hosts", "submit", f"runs/{run}", f"runs/{finished}"):
+            scene.go(place)
+            browser.wait(lambda: not browser.all("main .skeleton") and browser.all("main h1"), "the screen")
+            seen |= set(browser.texts(changing))
+        assert bool(seen) == expected, seen
+    assert "Cancel" not in browser.text("main")
+    browser.click("#sign-out")
+    browser.click("dialog [value=yes]")
+    browser.wait_for_text("not signed in", "body")
+    browser.open(service.url)
+    browser.wait_for_text("not signed in", "body")
+    service.client().post(f"/api/runs/{run}/cancel")

@@ -1,4 +1,4 @@
-"""The service and real hosts: one run seen from the page, code that travels, slots that several users share."""
+"""The service and real hosts: a run seen from the page, code that travels, slots that several users share."""
 
 from __future__ import annotations
 

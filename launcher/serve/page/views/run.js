@@ -82,7 +82,7 @@ export function runView(place, { run: id, query }) {
 
   function drawRun() {
     refresh(parts.head, [run.run, run.name, run.state, run.user, run.world, run.hosts, run.attempt, run.actions, run.watched, run.step, run.steps, run.left_s, times(run)], heading);
-    refresh(parts.banner, [run.cause, run.error, run.waiting, run.state], banners);
+    refresh(parts.banner, [run.cause, run.error, run.fix, run.waiting, run.state], banners);
     statistics();
     shown?.update?.(run);
   }
@@ -101,12 +101,12 @@ export function runView(place, { run: id, query }) {
   function banners() {
     const found = [];
     if (run.state === "queued") found.push(h("div", { class: "banner" }, icon("queued"), h("div", null, h("strong", null, run.waiting ? capital(run.waiting) : "It is next."), h("p", null, "It starts by itself when its turn comes. ", h("a", { href: "#/queue" }, "See the queue")))));
-    const text = run.cause?.text ?? run.error;
+    const text = run.cause?.text ?? run.error, fix = run.cause?.fix || run.fix;
     if (text && run.state !== "succeeded") {
       const where = isNumber(run.cause?.rank) ? h("p", null, h("button", { type: "button", class: "textlink", onclick: () => open("log", { rank: String(run.cause.rank) }) }, `Log of rank ${run.cause.rank}`)) : null;
       found.push(h("div", { class: `banner ${isActive(run.state) ? "warn" : "bad"}`, id: "cause" }, icon(isActive(run.state) ? "warn" : "failed"),
         h("div", null, h("strong", null, capital(text)), isActive(run.state) ? h("p", null, "An earlier attempt ended so; it goes on.") : null,
-          run.cause?.fix ? h("p", { class: "fixline" }, run.cause.fix) : null, where)));
+          fix ? h("p", { class: "fixline" }, fix) : null, where)));
     }
     return found;
   }
