@@ -16,7 +16,7 @@ const AGAIN_MS = 10000;
 export function queueView(place) {
   const list = h("div", { class: "queue" });
   let closed = false;
-  put(place, h("header", { class: "head" }, h("h1", null, "Queue"), h("a", { class: "button primary submits", href: "#/submit" }, icon("plus"), "Submit a run")), list);
+  put(place, h("header", { class: "head" }, h("h1", null, "Queue"), h("a", { class: "button submits", href: "#/submit" }, icon("plus"), "Submit a run")), list);
   put(list, skeleton(3));
 
   async function load() {

@@ -115,8 +115,9 @@ export function runView(place, { run: id, query }) {
     const ranks = run.ranks ?? [], recent = measured.recent(), all = (key) => ranks.map((rank) => rank[key]).filter(isNumber);
     const step = average(recent.length ? recent.map((one) => one.step_ms) : all("step_ms"));
     const comm = average(recent.length ? recent.map((one) => one.comm_ms) : all("comm_ms"));
+    const loss = average(all("loss")) ?? run.loss; // of all ranks, as the curve has it
     const made = [
-      ["Loss", isNumber(run.loss) ? figure(run.loss, 4) : null],
+      ["Loss", isNumber(loss) ? figure(loss, 4) : null],
       ["Accuracy", isNumber(run.accuracy) ? percent(run.accuracy) : null],
       ["Throughput", isNumber(run.samples_per_s) ? `${figure(run.samples_per_s, 4)}` : null, "samples/s"],
       ["Step", isNumber(step) ? milliseconds(step) : null, isNumber(comm) && step > 0 ? `${Math.round((100 * comm) / step)}% comm.` : ""],
