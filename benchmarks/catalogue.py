@@ -13,6 +13,7 @@ from benchmarks.history import history
 from benchmarks.log_throughput import log_throughput
 from benchmarks.measurement import Measurement
 from benchmarks.over_ssh import controller, over_ssh
+from benchmarks.page_cause import page_cause
 from benchmarks.preflight import all_pairs, preflight
 from benchmarks.push_tree import push_tree
 from benchmarks.schedule import schedule
@@ -42,6 +43,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "host_loss": host_loss,
     "history": history,
     "service": service,
+    "page_cause": page_cause,
 }
 
 LONG: dict[str, Benchmark] = {"accuracy": accuracy}

@@ -218,8 +218,8 @@ def tell_end(found: Mapping[str, Any]) -> None:
     fix = (found["cause"] or {}).get("fix") or found["fix"]
     if found["error"]:
         click.echo(visible(found["error"]), err=True)
-        if fix:
-            click.echo(visible(f"  to do: {fix}"), err=True)
+        for number, line in enumerate(fix.splitlines()):
+            click.echo(visible(f"  {'to do: ' if number == 0 else ''}{line}"), err=True)
     click.echo(f"run {found['run']} {found['state']}", err=True)
 
 

@@ -96,6 +96,7 @@ def forget(run: str) -> None:
     def work(db: sqlite3.Connection) -> None:
         for table in ("runs", *database.OF_A_RUN):
             db.execute(f"DELETE FROM {table} WHERE run = ?", (run,))  # noqa: S608 - names of our own tables
+        db.execute("DELETE FROM notes WHERE key = ?", (preflight_key(run),))
 
     change(work)
 
@@ -278,6 +279,18 @@ def noted(key: str) -> tuple[float, Any] | None:
     """When it was noted, and what."""
     row = ask(lambda db: db.execute("SELECT time, data FROM notes WHERE key = ?", (key,)).fetchone(), None)
     return (row["time"], json.loads(row["data"])) if row else None
+
+
+def preflight_key(run: str) -> str:
+    return f"preflight:{run}"
+
+
+def note_preflight(run: str, found: Any) -> None:
+    """What was checked before a run started, or why it did not; only of a run that is remembered."""
+    values = (preflight_key(run), time.time(), json.dumps(found), run)
+    sql = "INSERT OR REPLACE INTO notes SELECT ?, ?, ? WHERE EXISTS (SELECT 1 FROM runs WHERE run = ?)"
+    with contextlib.suppress(RingctlError):  # a full disk: the run itself is what counts
+        change(lambda db: db.execute(sql, values), safe=False)
 
 
 # --- What ringctl wrote before it had a database: a file a run -----------------------------------

@@ -100,7 +100,7 @@ def count_states() -> dict[str, int]:
 
 def detail(run: str, now: float | None = None, live: RunState | None = None) -> dict[str, Any] | None:
     """All that is known here of a run; `live` is what whoever records it knows. What only a service knows
-    (links, preflight, watched, actions) is left empty."""
+    (watched, actions) is left empty."""
     now = time.time() if now is None else now
     about = row(run, now)
     if about is None:
@@ -111,7 +111,7 @@ def detail(run: str, now: float | None = None, live: RunState | None = None) -> 
         state = None  # of an attempt before
     plan = redact.shown(record.plan) if record else None
     cause = record.cause if record and record.end else None
-    tried = tape.attempts(run)
+    tried, checked = tape.attempts(run), preflight(run)
     return {
         **about,
         "ranks": ranks(state, record, now),
@@ -121,10 +121,20 @@ def detail(run: str, now: float | None = None, live: RunState | None = None) -> 
         "options": compare.options_of(record) if record else {},
         "environment": environment(record),
         "watched": "",
-        "links": [],
-        "preflight": None,
+        "links": [pair for pair in checked["pairs"] if is_measured(pair)] if checked else [],
+        "preflight": checked,
         "actions": [],
     }
+
+
+def preflight(run: str) -> dict[str, Any] | None:
+    """What was found before its newest attempt started, or kept it from starting."""
+    noted = history.noted(history.preflight_key(run))
+    return {"time": noted[0], **{key: noted[1][key] for key in ("ok", "checks", "pairs")}} if noted else None
+
+
+def is_measured(pair: Mapping[str, Any]) -> bool:
+    return pair.get("latency_ms") is not None or pair.get("mbit_s") is not None
 
 
 def attempt_of(record: history.Record) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,8 @@ from launcher.history import new_run_id
 from launcher.model import CheckResult, Inventory, Plan, to_json
 from launcher.plan import LaunchOptions, make_plan, place
 from launcher.preflight import survey as surveys
-from launcher.preflight.examine import examine, result_line
+from launcher.preflight.examine import Examined, examine, result_line
+from launcher.preflight.report import as_json
 from launcher.push import Snapshot, push
 from launcher.runs import stop
 from launcher.transport import Pool
@@ -40,8 +41,13 @@ class Prepared:
     plan: Plan
     agents: dict[str, Agent]
     lacking: dict[str, dict[str, Any]]  # what each host's code store said of the snapshot
-    findings: tuple[CheckResult, ...] = ()  # of preflight, that do not block
+    checked: Examined | None = None  # what preflight found
     open: Mapping[str, Conversation] = field(default_factory=dict)  # with a hostd that waits to start it
+
+    @property
+    def findings(self) -> Sequence[CheckResult]:
+        """Of preflight, that do not block and are worth saying."""
+        return self.checked.worth_saying if self.checked else ()
 
     def close(self, names: Iterable[str] | None = None) -> None:
         """Start nothing in these conversations, or in any."""
@@ -66,6 +72,8 @@ def prepare(
     checked = examine(inventory, options, agents, code, figures=False, stay=True) if preflight else None
     survey = checked.survey if checked else surveys.for_plan(agents, code)
     try:
+        if checked:
+            note_checked(options.run, checked)
         succeeded({**survey.facts, **survey.errors})
         if checked:
             checked.must_pass()
@@ -74,8 +82,11 @@ def prepare(
         for conversation in survey.open.values():
             conversation.close()
         raise
-    findings = tuple(checked.worth_saying) if checked else ()
-    return Prepared(plan, agents, dict(survey.lacking), findings, survey.open)
+    return Prepared(plan, agents, dict(survey.lacking), checked, survey.open)
+
+
+def note_checked(run: str, checked: Examined) -> None:
+    history.note_preflight(run, as_json(checked))
 
 
 def start(
@@ -175,6 +186,8 @@ def launch(
                 succeeded(push(snapshot, remote, screen.note, ready.lacking))
             interrupts.hold()
             history.remember(plan, inventory, options)
+            if ready.checked and options.attempt == 1 and not options.promised:
+                note_checked(plan.run, ready.checked)  # the first that is known of it
             begin(plan.run)
             start(plan, agents, ready.open, automatic=automatic, since=options.since)
         except PortTaken:

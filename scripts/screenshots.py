@@ -18,6 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import numpy as np
 from PIL import Image
 
 from tests.cluster import Cluster
@@ -27,9 +28,10 @@ from tests.launcher.serve.service import Service, serving
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "pictures" / "service"
 WINDOWS = {"light": (1280, 860), "dark": (1280, 860), "phone": (390, 844)}
-COLOURS = 200  # of a picture: enough for flat areas and their edges, and a third of the size
+COLOURS, COMMON = 200, 120  # of a picture: enough for flat areas and their edges, and a third of the size
 TALLEST = 1500
 PATIENCE_S = 600
+LONG = ("--epochs", "12", "--checkpoint-every", "50", "--threads", "1")
 FAILS = """
 import json, os, sys, time
 rank = int(os.environ["RANK"])
@@ -46,6 +48,8 @@ for step in range(1, 90):
         raise FileNotFoundError("data/shard-2.bin")
 """
 
+FAILS_ONCE = FAILS.replace("step == 80", "int(os.environ['RINGCTL_ATTEMPT']) == 1 and step == 80")
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -57,7 +61,11 @@ def main() -> None:
         os.environ["RINGCTL_HOME"] = f"{home}/ringctl"
         with serving("--hosts", str(inventory)) as service, browsing() as browser:
             browser.open(service.link)
-            take_all(service, browser, options.out)
+            taken = take_all(service, browser)
+    for name, picture in taken.items():
+        path = options.out / f"{name}.png"
+        reduced(picture).save(path, optimize=True)
+        print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
 
 
 @contextlib.contextmanager
@@ -65,16 +73,21 @@ def hosts(given: Path | None) -> Iterator[Path]:
     if given is not None:
         yield given.resolve()
         return
-    with Cluster(4, rate="940mbit") as cluster:
+    # A rate that a short sample of preflight measures rightly also where one machine is all hosts.
+    with Cluster(4, rate="200mbit") as cluster:
         os.environ["HOME"] = str(cluster.home)
         yield cluster.folder / "hosts.yaml"
 
 
-def take_all(service: Service, browser: Browser, out: Path) -> None:
-    runs = make_runs(service)
+def take_all(service: Service, browser: Browser) -> dict[str, Image.Image]:
+    taken, runs = {}, make_runs(service)
     places = {
         "runs": "runs",
         "run": f"runs/{runs['long-run']}",
+        **{
+            tab: f"runs/{runs['long-run']}?tab={tab}" for tab in ("ranks", "preflight", "plan", "checkpoints")
+        },
+        "attempts": f"runs/{runs['again']}?tab=attempts",
         "log": f"runs/{runs['missing-shard']}?tab=log",
         "failed": f"runs/{runs['missing-shard']}",
         "hosts": "hosts",
@@ -86,24 +99,26 @@ def take_all(service: Service, browser: Browser, out: Path) -> None:
         for name, place in places.items():
             browser.size(width, height, dark=window == "dark")
             show(browser, f"{service.url}/#/{place}")
-            save(browser, out / f"{name}-{window}.png", window)
+            taken[f"{name}-{window}"] = seen(browser, window)
         browser.open(f"{service.url}/api/runs/{runs['baseline']}/report")
         browser.wait(lambda: browser.all("svg.curves path.line"), "the report")
-        save(browser, out / f"report-{window}.png", window)
+        taken[f"report-{window}"] = seen(browser, window)
+    return taken
 
 
 def make_runs(service: Service) -> dict[str, str]:
     """Runs in every state that a picture is to show; their ids by name."""
     runs = {}
+    wait_for(lambda: service.client().get("/api/preflight"), "the first preflight", 60)
     for name, rate in (("baseline", "0.01"), ("smaller-steps", "0.002")):
         runs[name] = service.submit("--epochs", "3", "--lr", rate, name=name, world=4)
         service.wait_for_state(runs[name], "succeeded", seconds=PATIENCE_S)
     runs["missing-shard"] = service.submit("python", "-c", FAILS, name="missing-shard", world=4)
     service.wait_for_state(runs["missing-shard"], "failed", seconds=60)
-    service.client().post("/api/preflight")
-    wait_for(lambda: service.client().get("/api/preflight"), "preflight", 60)
-    runs["long-run"] = service.submit("--epochs", "12", "--checkpoint-every", "50", name="long-run", world=3)
-    wait_for(lambda: (service.row(runs["long-run"])["step"] or 0) > 500, "some steps", PATIENCE_S)
+    runs["again"] = service.submit("python", "-c", FAILS_ONCE, name="again", world=4, max_restarts=1)
+    service.wait_for_state(runs["again"], "succeeded", seconds=60)
+    runs["long-run"] = service.submit(*LONG, name="long-run", world=3)
+    wait_for(lambda: (service.row(runs["long-run"])["step"] or 0) > 250, "some steps", PATIENCE_S)
     for name, more in (("all-hosts", {"priority": 5}), ("afterwards", {"after": runs["long-run"]})):
         runs[name] = service.submit("--epochs", "3", name=name, world=4, **more)
     wait_for(lambda: all(row["waiting"] for row in service.client().get("/api/queue")["queue"]), "reasons")
@@ -126,17 +141,31 @@ def show_once(browser: Browser, address: str) -> None:
     browser.wait(lambda: browser.script(curves), "curves")
 
 
-def save(browser: Browser, path: Path, window: str) -> None:
-    """All of the page, or most of it, with few colours."""
+def seen(browser: Browser, window: str) -> Image.Image:
+    """All of the page, or most of it."""
     width, height = WINDOWS[window]
     tall = browser.script("return document.documentElement.scrollHeight")
     browser.size(width, max(height, min(tall, TALLEST)), dark=window == "dark")
     browser.script("return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-    picture = Image.open(io.BytesIO(browser.driver.get_screenshot_as_png())).convert("RGB")
-    picture.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
-        path, optimize=True
-    )
-    print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
+    return Image.open(io.BytesIO(browser.driver.get_screenshot_as_png())).convert("RGB")
+
+
+def reduced(picture: Image.Image) -> Image.Image:
+    """Few colours: those that most of it has, as they are, and the most unlike these, so that a small sign
+    keeps its own."""
+    pixels = np.asarray(picture).reshape(-1, 3)
+    colours, where, count = np.unique(pixels, axis=0, return_inverse=True, return_counts=True)
+    order = np.argsort(-count)
+    known = colours.astype(np.int32)
+    chosen = list(order[:COMMON])
+    far = np.min([((known - known[one]) ** 2).sum(axis=1) for one in chosen], axis=0)
+    while len(chosen) < COLOURS and far.max() > 0:
+        chosen.append(int(far.argmax()))
+        far = np.minimum(far, ((known - known[chosen[-1]]) ** 2).sum(axis=1))
+    nearest = np.argmin(((known[:, None] - known[chosen][None]) ** 2).sum(axis=2), axis=1)
+    small = Image.fromarray(nearest[where].reshape(picture.height, picture.width).astype(np.uint8), "P")
+    small.putpalette(colours[chosen].astype(np.uint8).tobytes())
+    return small
 
 
 if __name__ == "__main__":

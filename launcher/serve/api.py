@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from launcher.serve import prom
 from launcher.serve.auth import Who
 from launcher.serve.call import Answer, Call, Refused
 from launcher.serve.children import ringctl
-from launcher.serve.service import PREFLIGHT, fresh_id
+from launcher.serve.service import fresh_id
 
 CANCEL_S = 15.0  # by then a launch that is interrupted has ended, most times
 
@@ -33,6 +32,11 @@ def health(_call: Call) -> dict[str, Any]:
 def prometheus(call: Call) -> Answer:
     text = prom.exposition(call.service)
     return Answer(text, kind="text/plain; version=0.0.4; charset=utf-8")
+
+
+def me(call: Call) -> dict[str, Any]:
+    assert call.who is not None
+    return {"user": call.who.name, "role": call.who.role}
 
 
 # --- Looking -------------------------------------------------------------------------------------
@@ -51,7 +55,8 @@ def runs(call: Call) -> dict[str, Any]:
 
 
 def run(call: Call) -> dict[str, Any]:
-    return known(call, call.service.detail(call.path["run"]))
+    found = known(call, call.service.detail(call.path["run"]))
+    return found if call.may_change(found) else {**found, "actions": []}
 
 
 def known(call: Call, found: dict[str, Any] | None) -> dict[str, Any]:
@@ -150,9 +155,8 @@ def compare(call: Call) -> dict[str, Any]:
 
 def mine(call: Call) -> dict[str, Any]:
     """The row of a run that whoever asks may change: their own, or any for an admin."""
-    row, who = row_of(call), call.who
-    assert who is not None
-    if not who.may("admin") and row["user"] != who.name:
+    row = row_of(call)
+    if not call.may_change(row):
         raise Refused(403, f"run {row['run']} is {row['user'] or 'somebody else'}'s", "ask them, or an admin")
     return row
 
@@ -330,33 +334,6 @@ def preflight(call: Call) -> dict[str, Any] | None:
 
 
 def start_preflight(call: Call) -> Answer:
-    service = call.service
-    if not service.checking.acquire(blocking=False):
+    if not call.service.start_check():
         raise Refused(409, "the hosts are being checked already", "GET /api/preflight says what was found")
-
-    def work() -> None:
-        try:
-            check_hosts(call)
-        finally:
-            service.checking.release()
-
-    threading.Thread(target=work, name="preflight", daemon=True).start()
-    return Answer(service.preflight(), 202)
-
-
-def check_hosts(call: Call) -> None:
-    """What `ringctl preflight` finds is remembered, also that it could not be run."""
-    try:
-        found = ringctl("preflight", "--json", *call.service.where_args(), seconds=300.0).json()
-    except (Refused, RingctlError) as error:
-        name = "preflight"
-        words = {
-            "name": name,
-            "host": "",
-            "peer": "",
-            "status": "fail",
-            "blocking": True,
-            "found": str(error),
-        }
-        found = {"ok": False, "checks": [{**words, "wanted": "", "fix": ""}], "pairs": []}
-    history.note(PREFLIGHT, {key: found[key] for key in ("ok", "checks", "pairs")})
+    return Answer(call.service.preflight(), 202)

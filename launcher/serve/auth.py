@@ -166,6 +166,11 @@ def who_has_session(secret: str) -> Who | None:
     return Who(data["user"], data["role"], by_cookie=True)
 
 
+def end_session(secret: str) -> None:
+    key, sql = f"session:{hashed(secret)}", "DELETE FROM notes WHERE key = ?"
+    database.write(history.file(), lambda db: db.execute(sql, (key,)))
+
+
 class Credentials:
     """Who a request is from. What was found is believed for a moment, for a page asks often."""
 
@@ -196,3 +201,8 @@ class Credentials:
                 self._known.clear()
             self._known[kind, hashed(secret)] = (time.monotonic() + self.FOR_S, who)
         return who
+
+    def sign_out(self, secret: str) -> None:
+        """A browser's session is over at once, here and in the database."""
+        end_session(secret)
+        self._known.pop(("session", hashed(secret)), None)

@@ -26,6 +26,11 @@ class Call:
     headers: Mapping[str, str] = field(default_factory=dict)
     incoming: AsyncIterator[bytes] | None = None  # the body of a route that reads it by itself
 
+    def may_change(self, run: Mapping[str, Any]) -> bool:
+        """Whether whoever asks may stop a run and start it again: their own, or any for an admin."""
+        who = self.who
+        return who is not None and (who.may("admin") or (who.may("submit") and run["user"] == who.name))
+
 
 @dataclass(frozen=True)
 class Answer:

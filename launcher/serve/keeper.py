@@ -40,6 +40,7 @@ TIDY_S = 5.0
 HOSTS_S = 3.0  # how often hosts are asked
 FRESH_S = 1.0  # what a host said is believed for so long when slots are given away
 MOST_TRIES = 3  # of a launch that was killed before it came to an end
+NOTHING_STARTED = "nothing was started"
 OVER = ("succeeded", "failed", "stopped", "lost", "cancelled")
 
 
@@ -162,7 +163,7 @@ class Keeper:
             self.launch(replace(row, tries=row.tries + 1))
             return
         why, _, fix = (complaint or "its launch was killed, again and again").partition("\n")
-        queued.conclude(row.run, "starting", "failed", why, fix.strip())
+        queued.conclude(row.run, "starting", "failed", why, what_to_do(fix))
 
     def is_cancelled(self, run: str) -> bool:
         row = queued.row(run)
@@ -387,6 +388,12 @@ class Keeper:
             waits = row is None or row.state in ("queued", "starting")
             if not waits and run not in going and not watching.is_watched(run):
                 queued.remove_secrets(run)
+
+
+def what_to_do(said: str) -> str:
+    """The lines after a complaint; that nothing was started is no advice."""
+    lines = [line.strip() for line in said.splitlines()]
+    return "\n".join(line for line in lines if line and line != NOTHING_STARTED)
 
 
 def answer_of(agent: Agent) -> HostNow | RingctlError:

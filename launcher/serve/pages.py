@@ -89,8 +89,19 @@ def login(call: Call) -> Answer:
             "This link was used already, or is too old.",
             "Type <code>ringctl serve link</code> and open what it prints.",
         )
+    return Answer(b"", 303, "text/plain", {"Location": "/", "Set-Cookie": cookie(call, secret, SESSION_S)})
+
+
+def cookie(call: Call, secret: str, seconds: float) -> str:
     settings = call.service.settings
-    cookie = f"{settings.cookie}={secret}; Path=/; HttpOnly; SameSite=Strict; Max-Age={int(SESSION_S)}"
-    if settings.secure:
-        cookie += "; Secure"
-    return Answer(b"", 303, "text/plain", {"Location": "/", "Set-Cookie": cookie})
+    text = f"{settings.cookie}={secret}; Path=/; HttpOnly; SameSite=Strict; Max-Age={int(seconds)}"
+    return f"{text}; Secure" if settings.secure else text
+
+
+def logout(call: Call) -> Answer:
+    """This browser's session is over, here and there; its other cookies and others' sessions stay."""
+    shown = call.service.shown(call)
+    if shown is None or shown[0] != "session":
+        raise Refused(409, "only a browser signs out", "ringctl serve token remove NAME voids a token")
+    call.service.credentials.sign_out(shown[1])
+    return Answer({"signed_out": True}, headers={"Set-Cookie": cookie(call, "", 0)})

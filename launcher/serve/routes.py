@@ -95,10 +95,13 @@ ROUTES: tuple[Route, ...] = (
           errors=(304, 404)),
     Route("GET", "/login", pages.login, None, "Open the page by a one-time link", kind=HTML, status=303,
           query=(text("key", required=True),), errors=(401,)),
+    Route("POST", "/logout", pages.logout, "read", "End this browser's session", "SignedOut", body=NOTHING,
+          errors=(409,)),
     Route("GET", "/healthz", api.health, None, "Whether the service answers", "Health"),
     Route("GET", "/openapi.json", lambda _call: document(), "read", "This document"),
     Route("GET", "/metrics", api.prometheus, "read", "For Prometheus", kind=PLAIN),
 
+    Route("GET", "/api/me", api.me, "read", "Who asks, and what they may do", "Me"),
     Route("GET", "/api/runs", api.runs, "read", "Runs, newest first", "Runs", query=OF_RUNS),
     Route("GET", RUN, api.run, "read", "One run", "RunDetail", errors=(404,)),
     Route("GET", RUN + "/metrics", api.metrics, "read", "Curves, thinned to some points", "Metrics",

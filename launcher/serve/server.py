@@ -98,6 +98,7 @@ async def serve(
     service.live = Live(service)
     server = Server(config_for(make_app(service), listening), service)
     service.keeper.start()
+    service.check_first()
     told = asyncio.create_task(tell(server, ready))
     try:
         await server.serve(sockets=[listener])

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from launcher import history, listing, queued, schedule, watching
 from launcher.ask import Where
+from launcher.errors import RingctlError
 from launcher.model import Inventory
 from launcher.serve.auth import Credentials
+from launcher.serve.call import Refused
+from launcher.serve.children import ringctl
 from launcher.serve.keeper import OVER, Keeper
 from launcher.serve.limits import Buckets
 from launcher.serve.origin import Names
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 FIRST_ROWS = 50
 MOST_WAITING = 10_000
 PREFLIGHT = "serve:preflight"
+CHECK_S = 86400.0
 
 
 @dataclass(frozen=True)
@@ -53,9 +57,13 @@ class Service:
 
     def still_may(self, call: Call) -> bool:
         """Whether whoever asked would still be let in."""
-        cookies = dict(part.strip().partition("=")[::2] for part in call.headers.get("cookie", "").split(";"))
-        shown = self.credentials.shown(call.headers.get("authorization", ""), cookies)
+        shown = self.shown(call)
         return shown is not None and self.credentials.look_up(shown) is not None
+
+    def shown(self, call: Call) -> tuple[str, str] | None:
+        """What a request carries: (kind, secret)."""
+        cookies = dict(part.strip().partition("=")[::2] for part in call.headers.get("cookie", "").split(";"))
+        return self.credentials.shown(call.headers.get("authorization", ""), cookies)
 
     def where_args(self) -> list[str]:
         """Our hosts, as the command line names them."""
@@ -77,16 +85,8 @@ class Service:
         found = listing.detail(run, live=recording[0].state if recording else None)
         if found is None:
             return None
-        checked = self.preflight()
-        names = set(found["hosts"])
-        pairs = checked["pairs"] if checked else []
-        return {
-            **found,
-            "watched": watching.sentence(run),
-            "preflight": checked,
-            "links": [pair for pair in pairs if {pair["from"], pair["to"]} <= names],
-            "actions": actions(found),
-        }
+        more = {"watched": watching.sentence(run), "actions": actions(found)}
+        return {**found, **more, **measured(found, self.preflight())}
 
     def detail_and_over(self, run: str) -> tuple[dict[str, Any] | None, bool]:
         busy = self.keeper.is_busy(run)  # asked first: what is recorded then is in the detail
@@ -146,12 +146,61 @@ class Service:
             )
         return found
 
+    def start_check(self) -> bool:
+        """Check all hosts, beside whatever else is asked; False if that is under way already."""
+        if not self.checking.acquire(blocking=False):
+            return False
+
+        def work() -> None:
+            try:
+                history.note(PREFLIGHT, self.check_hosts())
+            finally:
+                self.checking.release()
+
+        threading.Thread(target=work, name="preflight", daemon=True).start()
+        return True
+
+    def check_hosts(self) -> dict[str, Any]:
+        """What `ringctl preflight` finds; also that it could not be run."""
+        try:
+            found = ringctl("preflight", "--json", *self.where_args(), seconds=300.0).json()
+        except (Refused, RingctlError) as error:
+            words = {"name": "preflight", "host": "", "peer": "", "status": "fail", "blocking": True}
+            check = {**words, "found": str(error), "wanted": "", "fix": ""}
+            return {"ok": False, "checks": [check], "pairs": []}
+        return {key: found[key] for key in ("ok", "checks", "pairs")}
+
+    def check_first(self) -> None:
+        """How fast links are is known before anybody looks at a ring: measure where that is unknown, or of
+        another day, or of other hosts."""
+        names, last = {host.name for host in self.settings.inventory.hosts}, self.preflight()
+        fresh = last is not None and time.time() - last["time"] < CHECK_S
+        if len(names) > 1 and not (fresh and last and names <= {each["host"] for each in last["checks"]}):
+            self.start_check()
+
     def preflight(self) -> dict[str, Any] | None:
         noted = history.noted(PREFLIGHT)
         if noted is None:
             return None
         when, data = noted
         return {"time": when, **{key: data[key] for key in ("ok", "checks", "pairs")}}
+
+
+def measured(run: dict[str, Any], last: dict[str, Any] | None) -> dict[str, Any]:
+    """The ways between a run's hosts. A launch only tries them, and does not wait for how fast they are:
+    that is what the last preflight of all hosts has measured."""
+    own, names = run["preflight"], set(run["hosts"])
+    known = {(pair["from"], pair["to"]): pair for pair in (last["pairs"] if last else ())}
+    if own is None:
+        return {"links": [pair for way, pair in known.items() if set(way) <= names]}
+    pairs = [
+        pair
+        if listing.is_measured(pair) or pair.get("problem")
+        else known.get((pair["from"], pair["to"]), pair)
+        for pair in own["pairs"]
+    ]
+    links = [pair for pair in pairs if listing.is_measured(pair)]
+    return {"preflight": {**own, "pairs": pairs}, "links": links}
 
 
 def known(number: int) -> int | None:

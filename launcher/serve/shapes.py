@@ -147,4 +147,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     "Compared": obj({"runs": arr(ref("RunRow")), "options": arr(DIFFERENCE), "results": arr(DIFFERENCE)}),
     "Have": obj({"digest": TEXT, "have": FLAG}),
     "Health": obj({"ok": FLAG, "version": TEXT}),
+    "Me": obj({"user": TEXT, "role": {"type": "string", "enum": ["read", "submit", "admin"]}}),
+    "SignedOut": obj({"signed_out": FLAG}),
 }

@@ -31,6 +31,7 @@ MOST_EVENTS = 4000  # of one block
 MOST_KEPT = 16 << 20  # bytes of blocks kept for other readers
 FIRST_ROWS = 50
 OVER = ("succeeded", "failed", "stopped", "lost", "cancelled")
+STAYS = ("plan", "preflight", "links")  # what is large, and the same until the next attempt
 HEARTBEAT = b": still here\n\n"
 END = b"event: end\ndata: {}\n\n"
 
@@ -67,6 +68,7 @@ class Told:
     version: int
     at: float
     data: bytes
+    bare: bytes = b""  # for whoever may not change the run: without what can be done with it
     over: bool = False
 
 
@@ -175,12 +177,22 @@ class Live:
         before, known = self._newest.get(run, (None, None))
         same = steady(detail)
         version = (before.version if before else 0) + (same != known)
-        told = Told(version, time.monotonic(), framed("run", to_bytes(detail)), over)
+        data, bare = (framed("run", each) for each in for_readers(detail))
+        told = Told(version, time.monotonic(), data, bare, over)
         self._newest[run] = (told, same)
         if len(self._newest) > 4 * MOST_STREAMS:
             self._newest.clear()
             self._details.clear()
         return told
+
+
+def for_readers(detail: dict[str, Any] | None) -> tuple[bytes, bytes]:
+    """For those who may change the run, and for the others."""
+    if detail is None:
+        return b"null", b"null"
+    light = {key: value for key, value in detail.items() if key not in STAYS}
+    whole = to_bytes(light)
+    return whole, to_bytes({**light, "actions": []}) if light["actions"] else whole
 
 
 def told_at(done: asyncio.Future[Told]) -> float:
@@ -205,11 +217,11 @@ def read_block(run: str, after: int) -> Block:
 
 async def of_run(call: Call) -> Answer:
     run = call.path["run"]
-    if await run_in_threadpool(listing.row, run) is None:
+    row = await run_in_threadpool(listing.row, run)
+    if row is None:
         raise Refused(404, f"there is no run {run[:64]!r}")
-    after = start_after(call)
-    live = call.service.live
-    return streamed(call, lambda: follow_run(live, run, after))
+    after, live, changes = start_after(call), call.service.live, call.may_change(row)
+    return streamed(call, lambda: follow_run(live, run, after, changes))
 
 
 def start_after(call: Call) -> int:
@@ -249,8 +261,9 @@ async def while_allowed(call: Call, events: AsyncIterator[bytes]) -> AsyncIterat
             checked = time.monotonic()
 
 
-async def follow_run(live: Live, run: str, after: int) -> AsyncIterator[bytes]:
-    """All that is known of a run after an event, and all that comes, to its end."""
+async def follow_run(live: Live, run: str, after: int, changes: bool) -> AsyncIterator[bytes]:
+    """All that is known of a run after an event, and all that comes, to its end. `changes`: for somebody who
+    may stop it and start it again."""
     version, told_at, heard = -1, 0.0, time.monotonic()
     while not live.closing.is_set():
         news = live.news(run)
@@ -259,7 +272,7 @@ async def follow_run(live: Live, run: str, after: int) -> AsyncIterator[bytes]:
         block = await live.block(run, after)
         if detail.version != version or now - told_at > DETAIL_AGAIN_S:
             version, told_at, heard = detail.version, now, now
-            yield detail.data
+            yield detail.data if changes else detail.bare
         if block is not None:
             after, heard = block.last, now
             yield block.data

@@ -225,6 +225,17 @@ def test_old_runs_are_forgotten_and_others_are_not() -> None:
         assert words in ringctl("runs", "prune", *options, code=2).stderr
 
 
+@pytest.mark.usefixtures("four")
+def test_with_a_run_goes_what_was_checked_before_it() -> None:
+    for run in ("run-0", "run-3", "nobody-knows"):
+        history.note_preflight(run, {"ok": True, "checks": [], "pairs": []})
+    checked = {run: bool(listing.preflight(run)) for run in ("run-0", "run-3", "nobody-knows")}
+    assert checked == {"run-0": True, "run-3": True, "nobody-knows": False}
+    ringctl("runs", "prune", "--keep", "1", "--yes")
+    assert listing.preflight("run-0") is None
+    assert listing.preflight("run-3") is not None
+
+
 def test_a_run_that_goes_on_or_may_is_never_forgotten() -> None:
     remember("going", days=90, state="")
     remember("lost", state="lost")

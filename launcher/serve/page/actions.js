@@ -7,15 +7,16 @@ import { icon } from "./icons.js";
 import { plural } from "./format.js";
 import { title } from "./runparts.js";
 import { link } from "./router.js";
+import { mayChange, maySubmit } from "./me.js";
 
 /** Buttons for what the service says may be done; `after` is called when one of them was done. */
 export function actionsOf(run, after) {
-  const may = new Set(run.actions ?? []);
+  const may = new Set(mayChange(run) ? run.actions ?? [] : []);
   return [
     may.has("stop") ? h("button", { type: "button", id: "stop", class: "danger quiet", onclick: () => stop(run, after) }, icon("stop"), "Stop") : null,
     may.has("restart") ? h("button", { type: "button", id: "restart", onclick: () => restart(run, after) }, icon("again"), "Restart") : null,
     may.has("cancel") ? h("button", { type: "button", id: "cancel", class: "danger quiet", onclick: () => cancel(run, after) }, icon("close"), "Cancel") : null,
-    h("a", { class: "button", href: link("submit", { from: run.run }) }, icon("plus"), "Submit again"),
+    maySubmit() ? h("a", { class: "button", href: link("submit", { from: run.run }) }, icon("plus"), "Submit again") : null,
     run.state === "queued" ? null : h("a", { class: "button", id: "report", href: runPath(run.run, "/report?format=html"), target: "_blank", rel: "noopener" }, icon("report"), "Report"),
   ];
 }

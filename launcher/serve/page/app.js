@@ -5,7 +5,8 @@ import { onState, silence } from "./live.js";
 import { parse } from "./router.js";
 import { icon } from "./icons.js";
 import { startKeys } from "./keys.js";
-import { emptyState, showKeys } from "./dialogs.js";
+import { emptyState, errorState, showKeys } from "./dialogs.js";
+import { introduce, signOut } from "./me.js";
 import { runsView } from "./views/runs.js";
 import { runView } from "./views/run.js";
 import { hostsView } from "./views/hosts.js";
@@ -72,5 +73,20 @@ document.getElementById("help").addEventListener("click", showKeys);
 document.getElementById("submit-link").prepend(icon("plus"));
 document.getElementById("skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
 startKeys({ theme: nextTheme });
-window.addEventListener("hashchange", route);
-route();
+const leave = document.getElementById("sign-out");
+put(leave, icon("leave"));
+leave.addEventListener("click", signOut);
+
+/** Nothing is shown before it is known what may be done with it. */
+async function begin() {
+  try {
+    const me = await introduce();
+    leave.title = `Sign out ${me.user}`;
+    window.addEventListener("hashchange", route);
+    route();
+  } catch (error) {
+    put(main, errorState(error, begin));
+  }
+}
+
+begin();

@@ -196,7 +196,7 @@ export class LineChart {
     const unit = this.options.unit ? ` ${this.options.unit}` : "", at = `at ${this.options.x} ${whole(line.x[line.x.length - 1])}`;
     const who = this.lines.filter((one) => !one.faint).length > 1 && line.label ? `${line.label}: ` : "";
     if (line.y.length === 1 || first === last) return `${who}${write(last)}${unit} ${at}`;
-    return `${who}${write(last)}${unit} ${at}, from ${write(first)}`;
+    return `${who}${write(last)}${unit} ${at}${who ? "" : `, from ${write(first)}`}`;
   }
 
   fillTable() {

@@ -35,7 +35,7 @@ export function sized(bytes) {
 
 export function milliseconds(value) {
   if (!isNumber(value)) return NOTHING;
-  if (value >= 10000) return `${(value / 1000).toFixed(1)}${SMALL_SPACE}s`;
+  if (value >= 1000) return `${(value / 1000).toFixed(value < 10000 ? 2 : 1)}${SMALL_SPACE}s`;
   return `${value >= 100 ? Math.round(value) : Number(value.toPrecision(2))}${SMALL_SPACE}ms`;
 }
 

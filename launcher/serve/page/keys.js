@@ -2,6 +2,7 @@
 
 import { go } from "./router.js";
 import { showKeys } from "./dialogs.js";
+import { maySubmit } from "./me.js";
 
 const PLACES = { r: "#/runs", q: "#/queue", h: "#/hosts", c: "#/compare" };
 const WAIT_MS = 1200;
@@ -23,7 +24,7 @@ function pressed(event, theme) {
   const { key } = event;
   if (key === "?") return showKeys(), true;
   if (key === "/") return focus("[data-search]");
-  if (key === "n") return go("#/submit"), true;
+  if (key === "n" && maySubmit()) return go("#/submit"), true;
   if (key === "t") return theme(), true;
   if (key === "f") return press("[data-follow]");
   if (key === "x") return press("[data-choose]", document.activeElement?.closest("[data-item]"));

@@ -35,17 +35,20 @@ function pairMatrix(pairs) {
   if (!pairs.length) return null;
   const names = [...new Set(pairs.flatMap((pair) => [pair.from, pair.to]))];
   const known = new Map(pairs.map((pair) => [`${pair.from}>${pair.to}`, pair]));
-  const best = Math.max(...pairs.map((pair) => pair.mbit_s ?? 0));
+  const rates = pairs.map((pair) => pair.mbit_s).filter(isNumber).sort((a, b) => a - b), usual = rates[rates.length >> 1] ?? 0;
   return h("section", null, h("h3", null, "Links"), h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Links between hosts" },
     h("table", { class: "matrix" }, h("caption", { class: "unseen" }, "Bandwidth and latency from each host to each other"),
       h("thead", null, h("tr", null, h("th", { scope: "col", class: "corner" }, "from ↓ to →"), names.map((name) => h("th", { scope: "col" }, name)))),
-      h("tbody", null, names.map((from) => h("tr", null, h("th", { scope: "row" }, from), names.map((to) => pairCell(known.get(`${from}>${to}`), from === to, best))))))));
+      h("tbody", null, names.map((from) => h("tr", null, h("th", { scope: "row" }, from), names.map((to) => pairCell(known.get(`${from}>${to}`), from === to, usual))))))));
 }
 
-function pairCell(pair, self, best) {
+/** Beside what is usual here: one that is lucky once does not make all others slow. */
+function pairCell(pair, self, usual) {
   if (self || !pair) return h("td", { class: "self" }, self ? "·" : "–");
-  const share = best > 0 && isNumber(pair.mbit_s) ? pair.mbit_s / best : 0;
-  return h("td", { class: share > 0.66 ? "fast" : share > 0.33 ? "fair" : "slow" },
+  if (pair.problem) return h("td", { class: "slow" }, h("b", null, "does not reach it"), h("span", null, pair.problem));
+  if (!isNumber(pair.mbit_s)) return h("td", { class: "fast" }, h("b", null, "reached"), h("span", null, "not measured"));
+  const share = pair.mbit_s / usual;
+  return h("td", { class: share > 0.6 ? "fast" : share > 0.25 ? "fair" : "slow" },
     h("b", null, bandwidth(pair.mbit_s)), h("span", null, milliseconds(pair.latency_ms)));
 }
 

@@ -3,7 +3,7 @@
 import { h, put, refresh, table } from "./dom.js";
 import { get, runPath } from "./api.js";
 import { stateBadge } from "./icons.js";
-import { clock, duration, figure, isNumber, milliseconds, NOTHING, quoted, sized, whole } from "./format.js";
+import { capital, clock, duration, figure, isNumber, milliseconds, NOTHING, quoted, sized, whole } from "./format.js";
 import { emptyState, errorState, skeleton } from "./dialogs.js";
 import { preflightParts } from "./matrix.js";
 
@@ -46,7 +46,7 @@ export function planTab(run) {
     return [
       Array.isArray(command) && command.length ? h("section", null, h("h3", null, "Command"), h("pre", { class: "code", tabindex: "0" }, quoted(command.map(String)))) : null,
       pairs("Options", now.options), environment(now.environment),
-      now.plan ? h("section", null, h("h3", null, "Plan"), h("details", null, h("summary", null, "All of it, as JSON"), h("pre", { class: "code", tabindex: "0" }, JSON.stringify(now.plan, null, 2))), placed(now.plan))
+      now.plan ? h("section", null, h("h3", null, "Plan"), h("details", null, h("summary", null, "All of it, as JSON"), h("pre", { class: "code", tabindex: "0" }, JSON.stringify(now.plan, null, 2))), Object.keys(now.environment ?? {}).length ? null : placed(now.plan))
         : emptyState("No plan yet", "It is made when the run starts."),
     ];
   });
@@ -66,7 +66,7 @@ function pairs(name, values) {
   if (!rows.length) return null;
   return h("section", null, h("h3", null, name), table(name, [
     { title: "Name", of: ([key]) => h("code", null, key) },
-    { title: "Value", of: ([, value]) => h("span", { class: "mono" }, plainValue(value)) },
+    { title: "Value", of: ([key, value]) => h("span", { class: "mono" }, key === "command" && Array.isArray(value) ? quoted(value.map(String)) : plainValue(value)) },
   ], rows, { class: "plain pairs" }));
 }
 
@@ -76,12 +76,12 @@ function environment(told) {
   if (!rows.length || !rows.every(([, value]) => value && typeof value === "object" && !Array.isArray(value))) return pairs("Environment", told);
   const names = [...new Set(rows.flatMap(([, value]) => Object.keys(value)))];
   return h("section", null, h("h3", null, "Environment"), table("Environment", [{ title: "Host", of: ([host]) => host },
-    ...names.map((name) => ({ title: name, of: ([, value]) => h("span", { class: "mono" }, plainValue(value[name])) }))], rows));
+    ...names.map((name) => ({ title: capital(name), of: ([, value]) => h("span", { class: "mono" }, plainValue(value[name])) }))], rows));
 }
 
 export function plainValue(value) {
   if (value === null || value === undefined || value === "") return NOTHING;
-  if (Array.isArray(value) && value.every((one) => typeof one !== "object")) return quoted(value.map(String));
+  if (Array.isArray(value) && value.every((one) => typeof one !== "object")) return [...new Set(value.map(String))].join(", ");
   return typeof value === "object" ? JSON.stringify(value) : typeof value === "boolean" ? (value ? "yes" : "no") : isNumber(value) ? figure(value, 6) : String(value);
 }
 
@@ -116,7 +116,7 @@ export function attemptsTab(run) {
   return tab(run, (now) => now.attempts, (now) => (now.attempts?.length ? h("ol", { class: "attempts" }, now.attempts.toReversed().map((one) => h("li", null,
     h("div", null, h("strong", null, `Attempt ${one.attempt}`), stateBadge(one.state), h("span", { class: "soft" },
       `${clock(one.started, true)}${isNumber(one.ended) && isNumber(one.started) ? `, ${duration(one.ended - one.started)}` : ""}${isNumber(one.world) ? `, ${one.world} ranks` : ""}`)),
-    one.cause ? h("p", null, causeText(one.cause)) : null))) : emptyState("Not started yet", "Each start of the run is listed here.")));
+    one.cause ? h("p", null, capital(causeText(one.cause))) : null))) : emptyState("Not started yet", "Each start of the run is listed here.")));
 }
 
 const causeText = (cause) => (typeof cause === "string" ? cause : cause.text ?? "");

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -69,6 +72,11 @@ class Browser:
         read = "const it = document.querySelector(arguments[0]); return it ? it.innerText : ''"
         return str(self.script(read, selector))
 
+    def texts(self, selector: str) -> list[str]:
+        """What each of them says that can be seen, all at one moment."""
+        seen = "[...document.querySelectorAll(arguments[0])].filter((it) => it.checkVisibility())"
+        return list(self.script(f"return {seen}.map((it) => it.innerText ?? it.textContent)", selector))
+
     def wait(self, condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:
         try:
             return wait_for(condition, what, seconds)
@@ -97,25 +105,78 @@ class Browser:
 
 
 @contextlib.contextmanager
-def quiet_network() -> Iterator[None]:
-    """A network of our own with nothing but loopback, for what is started here meanwhile: other tests put up
-    hosts, and at each a browser drops its connections. Without root, we live with that."""
+def quiet_network(*ports: int) -> Iterator[None]:
+    """A network of our own with nothing but loopback, for this thread and what it starts meanwhile: other
+    tests put up hosts, and at each a browser drops its connections. What listens outside at one of these
+    ports is reached in here, too. Without root, we live with the drops."""
     if os.geteuid() != 0:
         yield
         return
     libc = ctypes.CDLL(None, use_errno=True)
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, before)
+        ways = [stack.enter_context(Way(port)) for port in ports]  # their threads stay outside
         if libc.unshare(NEW_NETWORK) != 0:
             raise OSError(ctypes.get_errno(), "unshare")
-        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
         try:
+            subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+            for way in ways:
+                way.open()
             yield
         finally:
             if libc.setns(before, NEW_NETWORK) != 0:
                 raise OSError(ctypes.get_errno(), "setns")
+
+
+class Way:
+    """Hands on what comes to a port of the network that `open` is called in, to the same port of the network
+    that it was made in."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, name=f"way to {port}")
+
+    def __enter__(self) -> Way:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._end(), self.loop).result(10)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+
+    def open(self) -> None:
+        listener = socket.create_server(("127.0.0.1", self.port))
+        asyncio.run_coroutine_threadsafe(self._listen(listener), self.loop).result(10)
+
+    async def _listen(self, listener: socket.socket) -> None:
+        self.server = await asyncio.start_server(self._hand_on, sock=listener)
+
+    async def _hand_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):  # one end is gone, and with it the other
+            there, further = await asyncio.open_connection("127.0.0.1", self.port)
+            await asyncio.gather(pour(reader, further), pour(there, writer))
+        writer.close()
+
+    async def _end(self) -> None:
+        self.server.close()
+        mine = asyncio.current_task()
+        left = [task for task in asyncio.all_tasks() if task is not mine]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+
+async def pour(source: asyncio.StreamReader, into: asyncio.StreamWriter) -> None:
+    try:
+        while data := await source.read(1 << 16):
+            into.write(data)
+            await into.drain()
     finally:
-        os.close(before)
+        into.close()
 
 
 @contextlib.contextmanager
@@ -140,6 +201,18 @@ def browsing(width: int = 1360, height: int = 900) -> Iterator[Browser]:
             driver.quit()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def share(browser: Browser) -> float:
+    """How far the progress bar is."""
+    return float(browser.script("return document.querySelector('[role=progressbar]')?.ariaValueNow ?? 0"))
+
+
+def curve(browser: Browser) -> str:
+    """The first one, as it is drawn."""
+    return str(
+        browser.script("return document.querySelector('svg.curves path.line')?.getAttribute('d') ?? ''")
+    )
 
 
 def environment(folder: Path) -> dict[str, str]:

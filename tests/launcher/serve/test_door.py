@@ -6,7 +6,9 @@ import json
 import re
 import socket
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -155,6 +157,51 @@ def test_a_link_for_looking_only_looks(at_the_door: Service) -> None:
     headers = {"Cookie": cookie, "Origin": at_the_door.url}
     assert at_the_door.raw("GET", "/api/runs", headers=headers, token=None).status == 200
     assert at_the_door.raw("POST", "/api/submit", b"{}", headers=headers, token=None).status == 403
+
+
+def test_whoever_signs_out_is_out_at_once_and_nobody_else_is(at_the_door: Service) -> None:
+    mine, other = sign_in(at_the_door), sign_in(at_the_door)
+
+    def ask(method: str, path: str, cookie: str, **more: str) -> Answer:
+        headers = {"Cookie": cookie, "Origin": at_the_door.url, **more}
+        return at_the_door.raw(method, path, None if method == "GET" else b"{}", headers, token=None)
+
+    assert ask("GET", "/api/me", mine).json["role"] == "admin"
+    assert ask("POST", "/logout", mine, Origin="http://evil.example").status == 403
+    assert ask("GET", "/api/me", mine).status == 200, "a foreign page signs nobody out"
+    answer = ask("POST", "/logout", mine)
+    assert (answer.status, answer.json) == (200, {"signed_out": True})
+    assert "Max-Age=0" in answer.headers["set-cookie"]
+    assert ask("GET", "/api/me", mine).status == 401
+    assert ask("GET", "/", mine).status == 401
+    assert ask("GET", "/api/me", other).status == 200
+    assert at_the_door.raw("POST", "/logout", b"{}").status == 409, "a token is no browser"
+    assert at_the_door.raw("GET", "/api/me").json["role"] == "admin"
+
+
+def test_what_can_be_done_with_a_run_is_told_to_those_who_may(at_the_door: Service) -> None:
+    run = at_the_door.submit("true", at=9e9)
+
+    def told(*options: str) -> tuple[str, list[str], list[str]]:
+        cookie = {"Cookie": sign_in(at_the_door, *options)}
+        role = at_the_door.raw("GET", "/api/me", headers=cookie, token=None).json["role"]
+        asked = at_the_door.raw("GET", f"/api/runs/{run}", headers=cookie, token=None).json
+        return role, asked["actions"], streamed(at_the_door, run, cookie["Cookie"])["actions"]
+
+    assert told() == ("admin", ["cancel"], ["cancel"])
+    assert told("--user", "bob") == ("submit", [], [])
+    assert told("--read-only") == ("read", [], [])
+    at_the_door.client().post(f"/api/runs/{run}/cancel")
+
+
+def streamed(service: Service, run: str, cookie: str) -> Any:
+    """The first that a stream tells of a run."""
+    request = urllib.request.Request(f"{service.url}/api/runs/{run}/stream", headers={"Cookie": cookie})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        for line in answer:
+            if line.startswith(b"data: "):
+                return json.loads(line.removeprefix(b"data: "))
+    raise AssertionError("it ended")
 
 
 def test_a_link_for_another_user_opens_the_page_as_them(at_the_door: Service) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.launcher.serve.browser import Browser, browsing, needs_chromium, quiet_network
+from tests.launcher.ringctl import ringctl
+from tests.launcher.serve.browser import Browser, browsing, curve, needs_chromium, quiet_network
 from tests.launcher.serve.service import Service, serving
 
 pytestmark = needs_chromium
@@ -98,60 +97,13 @@ def finished(scene: Scene) -> str:
     return scene.finished
 
 
-def share(browser: Browser) -> float:
-    """How far the progress bar is."""
-    return float(browser.script("return document.querySelector('[role=progressbar]')?.ariaValueNow ?? 0"))
-
-
-def curve(browser: Browser) -> str:
-    return str(
-        browser.script("return document.querySelector('svg.curves path.line')?.getAttribute('d') ?? ''")
-    )
-
-
-# --- One run, from the page ----------------------------------------------------------------------
+# --- Before the first run ------------------------------------------------------------------------
 
 
 def test_where_there_are_no_runs_the_page_says_how_to_make_one(scene: Scene) -> None:
     scene.browser.wait_for_text("No runs yet")
     scene.browser.wait_for_text("ringctl submit --world 2")
     assert scene.browser.complaints() == []
-
-
-def test_a_run_from_the_form_to_its_report(scene: Scene) -> None:
-    service, browser = scene.service, scene.browser
-    scene.go("submit")
-    browser.type("[name=command]", f"{sys.executable} '{scene.script}'")
-    browser.type("[name=world]", "2")
-    browser.type("[name=name]", "from-the-page")
-    browser.click("#send")
-
-    browser.wait_for_text("Running", ".runhead")
-    browser.wait(lambda: curve(browser).count("L") > 3, "a curve")
-    before = curve(browser)
-    browser.wait(lambda: curve(browser) != before, "a curve that moves")
-    browser.wait_for_text("Rank 1 on here computes", ".timebars")
-    assert len(browser.all("svg.ring .knot.go")) == 2
-
-    [row] = service.client().get("/api/runs")["runs"]
-    os.kill(service.row(row["run"])["ranks"][1]["pid"], signal.SIGKILL)
-    browser.wait_for_text("1 on here", "#cause", seconds=40)  # within 5 s where no other tests run beside it
-    browser.wait_for_text("Failed", ".runhead")
-    assert "killed" in browser.text("#cause").lower()
-    assert browser.all("svg.ring .knot.bad")
-
-    browser.click("#restart")
-    browser.click("dialog [value=yes]")
-    browser.wait_for_text("attempt 2", ".runhead")
-    browser.wait_for_text("Succeeded", ".runhead")
-    assert share(browser) == 100
-    browser.wait_for_text("attempt 2", ".chart")
-
-    scene.finished = row["run"]
-    browser.open(browser.one("#report").get_attribute("href"))
-    browser.wait(lambda: curve(browser), "a curve in the report")
-    assert "from-the-page" in browser.text("h1")
-    assert browser.complaints() == []
 
 
 # --- The log -------------------------------------------------------------------------------------
@@ -269,7 +221,24 @@ def test_a_page_whose_service_is_killed_says_so_and_goes_on_where_it_was(
         browser.wait_for_text("Stopped", ".runhead")
 
 
-def test_whoever_has_no_key_sees_nothing(scene: Scene) -> None:
-    scene.browser.driver.delete_all_cookies()
-    scene.browser.open(scene.service.url)
-    scene.browser.wait_for_text("not signed in", "body")
+def test_whoever_may_only_look_has_no_button_that_changes_something_and_may_leave(
+    scene: Scene, finished: str
+) -> None:
+    browser, service = scene.browser, scene.service
+    run = service.submit("true", at=9e9)
+    changing = "#submit-link, #preflight, #stop, #restart, #cancel, #send, .submits, .actions a[href*=submit]"
+    for link, expected in (("", True), ("--read-only", False)):
+        browser.open(ringctl("serve", "link", *link.split()).stdout.strip())
+        seen = set()
+        for place in ("queue", "hosts", "submit", f"runs/{run}", f"runs/{finished}"):
+            scene.go(place)
+            browser.wait(lambda: not browser.all("main .skeleton") and browser.all("main h1"), "the screen")
+            seen |= set(browser.texts(changing))
+        assert bool(seen) == expected, seen
+    assert "Cancel" not in browser.text("main")
+    browser.click("#sign-out")
+    browser.click("dialog [value=yes]")
+    browser.wait_for_text("not signed in", "body")
+    browser.open(service.url)
+    browser.wait_for_text("not signed in", "body")
+    service.client().post(f"/api/runs/{run}/cancel")

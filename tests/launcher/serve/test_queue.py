@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 
 from launcher import history, queued
 from launcher.errors import InputError, RingctlError
-from tests.launcher.ringctl import detach, ringctl, wait_for
+from tests.launcher.ringctl import detach, events, lines, ringctl, wait_for
 from tests.launcher.serve.service import Service, serving
 
 HELD = """
@@ -275,25 +276,47 @@ def test_others_may_not_stop_what_is_not_theirs(tmp_path: Path) -> None:
 # --- Killed --------------------------------------------------------------------------------------
 
 
-def test_a_service_that_is_killed_again_and_again_loses_no_run_no_line_and_no_metric() -> None:
-    chance, lines = random.Random(7), 150
+def test_a_service_that_is_killed_at_ten_random_moments_loses_no_run_no_line_and_no_metric() -> None:
+    chance, count, runs = random.Random(7), 250, list[str]()
     with serving(slots=4) as service:
-        variables = {"LINES": str(lines)}
-        command = (sys.executable, "-u", "-c", COUNTS)
-        runs = []
-        for number in range(5):
-            runs.append(service.submit(*command, world=2, variables=variables, prefork=False))
-            time.sleep(chance.uniform(0.0, 0.8))
+        for kill in range(10):
+            if kill % 3 == 0:
+                variables = {"LINES": str(count)}
+                command = (sys.executable, "-u", "-c", COUNTS)
+                runs.append(service.submit(*command, world=2, variables=variables, prefork=False))
+            time.sleep(chance.uniform(0.0, 0.6))
             service.kill()
             service.start()
-            assert len(service.client().get("/api/runs")["runs"]) == number + 1
+            assert len(service.client().get("/api/runs")["runs"]) == len(runs)
         for run in runs:
             service.wait_for_state(run, "succeeded", seconds=90)
-            wait_for(lambda run=run: len(service.lines(run)) >= 2 * lines, "all lines")  # type: ignore[misc]  # bound
-            wanted = sorted(f"line {i} of {rank}" for rank in (0, 1) for i in range(lines))
-            assert sorted(service.lines(run)) == wanted
+            wait_for(lambda run=run: not still_recorded(service, run), "all of it")  # type: ignore[misc]  # bound
+            there = events(run)
+            for rank in (0, 1):
+                assert printed(service, run, rank) == lines(there, rank) == [*counted(count, rank)]
             series = service.client().get(f"/api/runs/{run}/metrics", points=5000)["series"]
-            assert {each["rank"]: each["step"] for each in series} == {0: [*range(lines)], 1: [*range(lines)]}
+            assert {each["rank"]: each["step"] for each in series} == {
+                rank: [each["step"] for each in there if each["kind"] == "metric" and each["rank"] == rank]
+                for rank in (0, 1)
+            }
+            assert [len(each["step"]) for each in series] == [count, count]
+
+
+def still_recorded(service: Service, run: str) -> bool:
+    """Whether its stream goes on: it ends when nothing more can come."""
+    there = service.client()
+    return [name for name, _, _ in there.stream(there.run(run, "/stream"))][-1] != "end"
+
+
+def printed(service: Service, run: str, rank: int) -> list[str]:
+    """What was recorded of one rank, in its order."""
+    page = service.client().get(f"/api/runs/{run}/log", after=0, limit=5000, rank=rank)
+    assert not page["more"]
+    return [line[6] for line in page["lines"]]
+
+
+def counted(count: int, rank: int) -> Iterator[str]:
+    return (f"line {number} of {rank}" for number in range(count))
 
 
 def test_a_launch_that_is_killed_is_begun_again(tmp_path: Path) -> None:

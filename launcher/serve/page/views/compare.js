@@ -7,6 +7,7 @@ import { icon, stateBadge } from "../icons.js";
 import { announce, emptyState, errorState, skeleton } from "../dialogs.js";
 import { LineChart, CHARTS, swatch } from "../charts.js";
 import { Measured, smooth } from "../series.js";
+import { quoted } from "../format.js";
 import { plainValue } from "../tabs.js";
 import { note, runLink } from "../router.js";
 import { times, title } from "../runparts.js";
@@ -72,7 +73,7 @@ export function compareView(place, { query }) {
       const body = h("tbody"), differing = rows.some((row) => row.differs), same = h("p", { class: "soft" }, runs.length > 1 ? "They do not differ." : "Add another run to see where they differ.");
       fills.push(() => {
         same.hidden = differing || !only;
-        put(body, rows.filter((row) => row.differs || !only).map((row) => h("tr", { class: row.differs ? "differs" : null }, h("th", { scope: "row" }, h("code", null, row.key)), row.values.map((value) => h("td", null, plainValue(value))))));
+        put(body, rows.filter((row) => row.differs || !only).map((row) => h("tr", { class: row.differs ? "differs" : null }, h("th", { scope: "row" }, h("code", null, row.key)), row.values.map((value) => h("td", null, row.key === "command" && Array.isArray(value) ? quoted(value.map(String)) : plainValue(value))))));
       });
       return rows.length ? h("section", { class: "card pad" }, h("h2", null, name), same,
         h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": name }, h("table", { class: "plain compare" }, h("caption", { class: "unseen" }, name),

@@ -15,8 +15,9 @@ const MOST_BOXES = 16;
 
 export function hostsView(place) {
   const cards = h("div", { class: "hosts" }), found = h("div"), total = h("p", { class: "soft" });
-  const button = h("button", { type: "button", id: "preflight", onclick: check }, "Run preflight");
-  let closed = false, checked = null, waits = 0;
+  const button = h("button", { type: "button", id: "preflight", class: "submits", onclick: check }, "Run preflight");
+  const names = new Map(); // of runs, as far as the stream has told
+  let closed = false, checked = null, waits = 0, shown = null;
   put(place, h("header", { class: "head" }, h("div", null, h("h1", null, "Hosts"), total)), cards,
     h("section", { class: "card pad preflight" }, h("header", { class: "head" }, h("h2", null, "Preflight"), button), found));
   put(cards, skeleton(2, "tile"));
@@ -33,7 +34,8 @@ export function hostsView(place) {
     if (closed) return;
     const sum = (key) => hosts.reduce((all, host) => all + (host[key] ?? 0), 0);
     put(total, hosts.length ? `${sum("free")} of ${plural(sum("slots"), "slot")} free on ${plural(hosts.length, "host")}` : "");
-    refresh(cards, hosts.map((host) => [host, ago(host.seen)]), () => (hosts.length ? hosts.map(card) : emptyState("No hosts", "The service has an inventory of its own:", "ringctl serve --hosts hosts.yaml")));
+    shown = hosts;
+    refresh(cards, hosts.map((host) => [host, ago(host.seen), host.runs?.map((run) => names.get(run.run))]), () => (hosts.length ? hosts.map((host) => card(host, names)) : emptyState("No hosts", "The service has an inventory of its own:", "ringctl serve --hosts hosts.yaml")));
   }
 
   async function loadChecked() {
@@ -68,12 +70,16 @@ export function hostsView(place) {
 
   load();
   loadChecked();
-  listen("/api/stream", {}, { hosts: (data) => { if (Array.isArray(data)) show(data); else load(); } });
+  const named = (runs) => {
+    for (const run of runs) names.set(run.run, run.name || run.run);
+    if (shown) show(shown);
+  };
+  listen("/api/stream", {}, { runs: named, hosts: (data) => { if (Array.isArray(data)) show(data); else load(); } });
   const timer = setInterval(() => { if (!document.hidden) { load(); loadChecked(); } }, AGAIN_MS);
   return { close: () => { closed = true; clearInterval(timer); }, title: "Hosts" };
 }
 
-function card(host) {
+function card(host, names) {
   const load = host.load?.[0];
   return h("article", { class: `card host${host.error ? " away" : ""}`, "data-item": "", tabindex: "-1" },
     h("header", null, h("h2", null, host.name), h("span", { class: "soft small" }, host.address || "this machine"),
@@ -81,7 +87,7 @@ function card(host) {
     host.error ? h("p", { class: "reason bad" }, icon("failed"), capital(host.error)) : null,
     h("div", { class: "slots", role: "img", "aria-label": `${host.taken} of ${host.slots} slots taken` },
       Array.from({ length: Math.min(host.slots, MOST_BOXES) }, (_, at) => h("i", { class: at < (host.taken * Math.min(host.slots, MOST_BOXES)) / host.slots ? "taken" : "" }))),
-    host.runs?.length ? h("ul", { class: "uses" }, host.runs.map((run) => h("li", null, h("a", { href: runLink(run.run) }, run.run), h("span", { class: "soft small" }, `${run.user || "?"}, ${plural(run.slots, "slot")}`)))) : h("p", { class: "soft small" }, "Nothing runs here."),
+    host.runs?.length ? h("ul", { class: "uses" }, host.runs.map((run) => h("li", null, h("a", { href: runLink(run.run), title: run.run }, names.get(run.run) ?? run.run), h("span", { class: "soft small" }, `${run.user || "?"}, ${plural(run.slots, "slot")}`)))) : h("p", { class: "soft small" }, "Nothing runs here."),
     h("dl", { class: "meters" },
       meter("Load", load, host.cores, isNumber(load) ? `${figure(load, 2)} on ${plural(host.cores ?? 0, "core")}` : NOTHING),
       used("Memory", host.memory_free, host.memory_total), used("Disk", host.disk_free, host.disk_total)),

@@ -9,13 +9,14 @@ import { cancel } from "../actions.js";
 import { emptyState, errorState, skeleton } from "../dialogs.js";
 import { title } from "../runparts.js";
 import { runLink } from "../router.js";
+import { mayChange } from "../me.js";
 
 const AGAIN_MS = 10000;
 
 export function queueView(place) {
   const list = h("div", { class: "queue" });
   let closed = false;
-  put(place, h("header", { class: "head" }, h("h1", null, "Queue"), h("a", { class: "button primary", href: "#/submit" }, icon("plus"), "Submit a run")), list);
+  put(place, h("header", { class: "head" }, h("h1", null, "Queue"), h("a", { class: "button submits", href: "#/submit" }, icon("plus"), "Submit a run")), list);
   put(list, skeleton(3));
 
   async function load() {
@@ -36,7 +37,7 @@ export function queueView(place) {
           run.after ? `after ${run.after}` : "", isNumber(run.at) ? `not before ${clock(run.at)}` : ""].filter(Boolean).join(" · ")),
         h("span", { class: "reason" }, run.waiting ? capital(run.waiting) : run.state === "queued" ? "Next" : "")),
       stateBadge(run.state),
-      run.state === "queued" ? h("button", { type: "button", class: "quiet danger", "aria-label": `Cancel ${title(run)}`, onclick: () => cancel(run, load) }, "Cancel") : h("span"))))
+      run.state === "queued" && mayChange(run) ? h("button", { type: "button", class: "quiet danger", "aria-label": `Cancel ${title(run)}`, onclick: () => cancel(run, load) }, "Cancel") : h("span"))))
       : emptyState("Nothing waits", "Runs that do not fit yet are listed here, each with its reason.", "ringctl submit --world 2"));
     if (focused) [...list.querySelectorAll("[data-run]")].find((item) => item.dataset.run === focused)?.querySelector("a").focus();
   }

@@ -82,7 +82,7 @@ export function runView(place, { run: id, query }) {
 
   function drawRun() {
     refresh(parts.head, [run.run, run.name, run.state, run.user, run.world, run.hosts, run.attempt, run.actions, run.watched, run.step, run.steps, run.left_s, times(run)], heading);
-    refresh(parts.banner, [run.cause, run.error, run.waiting, run.state], banners);
+    refresh(parts.banner, [run.cause, run.error, run.fix, run.waiting, run.state], banners);
     statistics();
     shown?.update?.(run);
   }
@@ -101,12 +101,12 @@ export function runView(place, { run: id, query }) {
   function banners() {
     const found = [];
     if (run.state === "queued") found.push(h("div", { class: "banner" }, icon("queued"), h("div", null, h("strong", null, run.waiting ? capital(run.waiting) : "It is next."), h("p", null, "It starts by itself when its turn comes. ", h("a", { href: "#/queue" }, "See the queue")))));
-    const text = run.cause?.text ?? run.error;
+    const text = run.cause?.text ?? run.error, fix = run.cause?.fix || run.fix;
     if (text && run.state !== "succeeded") {
       const where = isNumber(run.cause?.rank) ? h("p", null, h("button", { type: "button", class: "textlink", onclick: () => open("log", { rank: String(run.cause.rank) }) }, `Log of rank ${run.cause.rank}`)) : null;
       found.push(h("div", { class: `banner ${isActive(run.state) ? "warn" : "bad"}`, id: "cause" }, icon(isActive(run.state) ? "warn" : "failed"),
         h("div", null, h("strong", null, capital(text)), isActive(run.state) ? h("p", null, "An earlier attempt ended so; it goes on.") : null,
-          run.cause?.fix ? h("p", { class: "fixline" }, run.cause.fix) : null, where)));
+          fix ? h("p", { class: "fixline" }, fix) : null, where)));
     }
     return found;
   }
@@ -115,8 +115,9 @@ export function runView(place, { run: id, query }) {
     const ranks = run.ranks ?? [], recent = measured.recent(), all = (key) => ranks.map((rank) => rank[key]).filter(isNumber);
     const step = average(recent.length ? recent.map((one) => one.step_ms) : all("step_ms"));
     const comm = average(recent.length ? recent.map((one) => one.comm_ms) : all("comm_ms"));
+    const loss = average(all("loss")) ?? run.loss; // of all ranks, as the curve has it
     const made = [
-      ["Loss", isNumber(run.loss) ? figure(run.loss, 4) : null],
+      ["Loss", isNumber(loss) ? figure(loss, 4) : null],
       ["Accuracy", isNumber(run.accuracy) ? percent(run.accuracy) : null],
       ["Throughput", isNumber(run.samples_per_s) ? `${figure(run.samples_per_s, 4)}` : null, "samples/s"],
       ["Step", isNumber(step) ? milliseconds(step) : null, isNumber(comm) && step > 0 ? `${Math.round((100 * comm) / step)}% comm.` : ""],
@@ -169,8 +170,22 @@ export function runView(place, { run: id, query }) {
     if (run.state !== detail.state) {
       say(parts.status, `${title(detail)} is ${stateOf(detail.state).word.toLowerCase()}${detail.error ? `: ${detail.error}` : ""}`);
     }
-    run = detail;
+    const begun = run.attempt !== detail.attempt || run.state !== detail.state;
+    run = { ...run, ...detail };
     drawRun();
+    if (begun && !("plan" in detail)) whole();
+  }
+
+  /** What the stream leaves out because it is the same for all of an attempt: plan, preflight, links. */
+  async function whole() {
+    try {
+      const detail = await get(runPath(id));
+      if (closed) return;
+      run = detail;
+      drawRun();
+    } catch (error) {
+      announce(error.message, { bad: true, fix: error.fix });
+    }
   }
 
   /** Asks anew, after something was done or the stream has ended. */

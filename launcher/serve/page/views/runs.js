@@ -83,7 +83,7 @@ export function runsView(place, { query }) {
       rows.clear();
       put(list, view.state || view.search
         ? emptyState("No run matches", "Try another state or fewer letters.", "", h("button", { type: "button", onclick: clear }, "Show all"))
-        : emptyState("No runs yet", "Hand in the first one here, or in a terminal:", "ringctl submit --world 2", h("a", { class: "button primary", href: "#/submit" }, "Submit a run")));
+        : emptyState("No runs yet", "Hand in the first one here, or in a terminal:", "ringctl submit --world 2", h("a", { class: "button primary submits", href: "#/submit" }, "Submit a run")));
     } else {
       if (!body.isConnected) put(list, frame());
       arrange(runs);

@@ -3,15 +3,20 @@
 import { h, put } from "../dom.js";
 import { get, post, runPath } from "../api.js";
 import { listen } from "../live.js";
-import { announce, errorState, skeleton } from "../dialogs.js";
+import { announce, emptyState, errorState, skeleton } from "../dialogs.js";
 import { quoted, words } from "../format.js";
 import { go, runLink } from "../router.js";
+import { maySubmit } from "../me.js";
 
 const RUN_NAME = /^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$/;
 const NAME = /^[A-Za-z_][A-Za-z0-9_]*$/;
 
 export function submitView(place, { query }) {
   let closed = false;
+  if (!maySubmit()) {
+    put(place, h("header", { class: "head" }, h("h1", null, "Submit a run")), emptyState("You may look, and not submit", "Whoever runs the service can give you a link that may:", "ringctl serve link --user NAME"));
+    return { close: () => {}, title: "Submit" };
+  }
   put(place, h("header", { class: "head" }, h("h1", null, query.from ? "Submit again" : "Submit a run")), skeleton(4));
   listen("/api/stream", {}, {});
 
