@@ -37,6 +37,18 @@ class Filter:
 EVERYTHING = Filter()
 
 
+def filter_of(
+    ranks: str | None, hosts: Sequence[str], since: str | None, grep: str | None, *, now: float
+) -> Filter:
+    """What the options of `logs` mean."""
+    return Filter(
+        ranks=parse_ranks(ranks) if ranks is not None else None,
+        hosts=frozenset(hosts) or None,
+        since=parse_since(since, now) if since is not None else None,
+        grep=parse_grep(grep) if grep is not None else None,
+    )
+
+
 def parse_ranks(text: str) -> frozenset[int]:
     """ "0,2-3" -> {0, 2, 3}."""
     ranks: set[int] = set()

@@ -342,6 +342,26 @@ def checkpoint_json(of: Checkpoint) -> dict[str, Any]:
     }
 
 
+def checkpoint_of(told: Mapping[str, Any]) -> Checkpoint:
+    """What `checkpoint_json` tells, as far as it is shown again."""
+
+    def problem(each: Mapping[str, Any]) -> str:
+        return "" if each["ok"] else "damaged"
+
+    return Checkpoint(
+        step=told["step"],
+        epoch=told["epoch"],
+        world=told["world"],
+        complete=told["complete"],
+        parts=tuple(Part(p["rank"], p["host"], p["bytes"], problem(p)) for p in told["parts"]),
+        models=tuple(Copy(c["host"], c["bytes"], c["sha256"], problem(c)) for c in told["models"]),
+        bytes=told["bytes"],
+        written=told["written"],
+        options={},
+        problems=tuple(told["problems"]),
+    )
+
+
 COMPLETE = {True: "yes", False: "no", None: "unknown"}
 
 

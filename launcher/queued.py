@@ -51,6 +51,9 @@ class Submission:
     at: float | None = None
     code: str = ""
     shared: bool = False
+    master_port: int | None = None
+    i_know: bool = False
+    skip_preflight: bool = False
 
 
 @dataclass(frozen=True)
@@ -332,13 +335,21 @@ def asked(run: str) -> ask.Asked:
         run=run,
         world=sum(found.slots.values()) or said.world,
         name=said.name,
+        master_port=said.master_port,
         prefork=said.prefork,
         variables=said.variables,
         env_file=str(env_file(run)) if said.secrets else None,
+        i_know=said.i_know,
         shared=said.shared,
         restarts=ask.Restarts(said.max_restarts, said.restart_delay, said.min_world),
         snapshot=snapshot,
     )
+
+
+def is_checked(run: str) -> bool:
+    """Whether its hosts are looked at before it starts."""
+    found = row(run)
+    return found is None or not found.submission.skip_preflight
 
 
 def bring_code(digest: str, work: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from launcher import __version__, ask, codestore, history, listing, queued, redact, tape
+from launcher import __version__, ask, codestore, history, listing, pruning, queued, redact, tape
 from launcher import report as reports
 from launcher.errors import InputError, RingctlError
 from launcher.inventory import variable_problem
@@ -23,6 +23,9 @@ from launcher.serve.call import Answer, Call, Refused
 from launcher.serve.children import ringctl
 from launcher.serve.service import PREFLIGHT, fresh_id
 
+SOME_EVENTS = 1000  # that are read at a time
+MOST_EVENTS = 4 << 20  # characters, about, in one answer
+STOP_S = 120.0  # besides the grace that ranks are given
 CANCEL_S = 15.0  # by then a launch that is interrupted has ended, most times
 
 
@@ -87,6 +90,22 @@ def log(call: Call) -> dict[str, Any]:
     return {"lines": page.lines, "first": page.first, "last": page.last, "more": page.more}
 
 
+def events(call: Call) -> dict[str, Any]:
+    """All kinds of them; no more at once than is held in memory without a thought."""
+    row_of(call)
+    after, limit = call.query["after"], call.query["limit"]
+    found: list[dict[str, Any]] = []
+    size = 0
+    while len(found) < limit and size < MOST_EVENTS:
+        some = tape.events(call.path["run"], after, min(SOME_EVENTS, limit - len(found)))
+        if not some:
+            return {"events": found, "last": after, "more": False}
+        found += [{"id": id_, **event.to_json()} for id_, event in some]
+        size += sum(len(event.data.get("text", "")) for _, event in some)
+        after = some[-1][0]
+    return {"events": found, "last": after, "more": True}
+
+
 def checkpoints(call: Call) -> dict[str, Any]:
     row_of(call)
     found: dict[str, Any] = ringctl("checkpoints", call.path["run"], "--json", seconds=60.0).json()
@@ -114,6 +133,9 @@ def submission(call: Call) -> dict[str, Any]:
         min_world=options.min_world,
         prefork=options.prefork,
         shared=options.shared,
+        master_port=options.master_port,
+        i_know=options.i_know,
+        skip_preflight=not options.preflight,
     )
     return without_secrets(said)
 
@@ -160,7 +182,8 @@ def mine(call: Call) -> dict[str, Any]:
 def stop(call: Call) -> dict[str, Any]:
     run = mine(call)["run"]
     if not is_cancelled(call, run):
-        done = ringctl("stop", run, "--json")
+        grace = float(call.body.get("grace", 5.0))
+        done = ringctl("stop", run, "--json", "--grace", str(grace), seconds=grace + STOP_S)
         done.json()
         if done.code not in (0, 1):
             raise done.refusal()
@@ -208,7 +231,8 @@ def restart(call: Call) -> dict[str, Any]:
         refuse_taken(call, run, needed)
         keeper.reserved[run] = needed
     try:
-        more = ["--world", str(world)] if world is not None else ["--grow"] if grow else []
+        more = ["--world", str(int(world))] if world is not None else ["--grow"] if grow else []
+        more += ["--i-know"] if call.body.get("i_know") else []
         folder = code_folder(run, record.options.workdir)
         done = ringctl("restart", run, "--detach", "--json", *more, seconds=300.0, folder=folder)
         done.json()
@@ -238,6 +262,22 @@ def refuse_taken(call: Call, run: str, needed: dict[str, int]) -> None:
             raise Refused(
                 409, f"{host['name']}: its slots are taken by {names}", "wait, or submit the run again"
             )
+
+
+def prune(call: Call) -> dict[str, Any]:
+    asked = call.body
+    age, keep = asked.get("older_than"), asked.get("keep")
+    if age is None and keep is None:
+        raise Refused(400, "older_than and keep are missing", "give one of them, or both")
+    logs_only = bool(asked.get("logs_only"))
+    found = pruning.chosen(age, None if keep is None else int(keep), time.time(), logs_only=logs_only)
+    if asked.get("runs") is not None:
+        seen = set(asked["runs"])
+        found = [run for run in found if run in seen]
+    if asked.get("dry_run"):
+        return {"chosen": found, "forgotten": []}
+    pruning.forget(found, logs_only=logs_only)
+    return {"chosen": found, "forgotten": found}
 
 
 # --- Handing in ----------------------------------------------------------------------------------

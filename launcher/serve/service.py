@@ -120,7 +120,7 @@ class Service:
         for host in self.settings.inventory.hosts:
             seen = self.keeper.hosts[host.name]
             runs = [
-                {"run": each.run, "user": each.user, "slots": each.slots[host.name]}
+                {"run": each.run, "user": each.user, "slots": each.slots[host.name], "shared": each.shared}
                 for each in taken
                 if each.slots.get(host.name)
             ]
@@ -141,6 +141,7 @@ class Service:
                     "disk_free": known(now.disk_free) if now else None,
                     "disk_total": known(now.disk_total) if now else None,
                     "seen": seen.seen,
+                    "problem": now.problem if now else "",
                     "error": seen.error,
                 }
             )

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from launcher import client
-from launcher.cli_serve import parse_at
+from launcher.cli_submit import parse_at
 from launcher.errors import HostError, InputError
 from launcher.serve.origin import names_of
 from launcher.serveinstall import quoted
