@@ -207,6 +207,7 @@ def work_folder(run: str) -> Path:
 
 
 def env_file(run: str) -> Path:
+    """Its secrets, for as long as the run is known: for a restart, and to hide them in its log."""
     return folder(run) / "secrets.env"
 
 

@@ -219,7 +219,7 @@ def restart(call: Call) -> dict[str, Any]:
     if record is None:
         raise Refused(409, f"run {run} has never started", "hand it in again")
     if queued.row(run) is not None and record.options.secrets and not queued.env_file(run).exists():
-        raise Refused(409, "its secrets were not kept after its end", "hand it in again, with them")
+        raise Refused(409, "its secrets are not here any more", "hand it in again, with them")
     world, grow = call.body.get("world"), bool(call.body.get("grow"))
     if world is not None and grow:
         raise Refused(400, "grow means as many ranks as it was launched with", "leave out world")

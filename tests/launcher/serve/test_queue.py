@@ -65,9 +65,25 @@ def test_a_run_that_is_handed_in_runs_is_recorded_and_ends(tmp_path: Path) -> No
         said = service.client().get(f"/api/runs/{run}/submission")
         assert (said["command"], said["secrets"]) == (["python", "mine.py"], {"KEY": ""})
         kept = Path(os.environ["RINGCTL_HOME"]) / "serve" / "runs" / run
-        wait_for(lambda: not (kept / "secrets.env").exists(), "the secrets to be removed")
-        everything = b"".join(path.read_bytes() for path in kept.rglob("*") if path.is_file())
-        assert b"not-to-be-seen" not in everything
+        holding = [
+            path for path in kept.rglob("*") if path.is_file() and b"not-to-be-seen" in path.read_bytes()
+        ]
+        assert [(path.name, path.stat().st_mode & 0o777) for path in holding] == [("secrets.env", 0o600)]
+
+
+def test_a_run_with_secrets_starts_again_after_its_end_until_it_is_forgotten() -> None:
+    script = [sys.executable, "-c", "import os; print(os.environ['KEY'][:3], os.environ['KEY'])"]
+    with serving() as service:
+        run = service.submit(*script, secrets={"KEY": "not-to-be-seen"}, prefork=False)
+        service.wait_for_state(run, "succeeded")
+        service.client().post(f"/api/runs/{run}/restart")
+        wait_for(lambda: len(service.lines(run)) == 2, "the second attempt")
+        assert service.lines(run) == ["not ***"] * 2
+        assert ringctl("logs", run, "--no-prefix").stdout == "not ***\n", "hidden also after its end"
+        service.wait_for_state(run, "succeeded")
+        wait_for(lambda: run in ringctl("runs", "prune", "--keep", "0", "--yes").stdout, "it to be forgotten")
+    kept = Path(os.environ["RINGCTL_HOME"]) / "serve" / "runs" / run
+    assert not (kept / "secrets.env").exists()
 
 
 def test_a_run_that_cannot_start_says_why(tmp_path: Path) -> None:
