@@ -299,7 +299,15 @@ def told(run: str) -> tuple[bool, str]:
     """(whether a launch that has ended said that it started the run, what it complained of)."""
     said = tail(folder(run) / "out")
     started = any(line.startswith('{"run":') for line in said.splitlines())
-    return started, complaint(tail(folder(run) / "err"))
+    return started, unnamed(run, complaint(tail(folder(run) / "err")))
+
+
+def unnamed(run: str, words: str) -> str:
+    """Without the places of this machine, which tell nothing to whoever handed the run in."""
+    words = words.replace(str(work_folder(run)), "what was handed in").replace(
+        str(env_file(run)), "its secrets"
+    )
+    return words.replace(str(folder(run)), "the service's folder")
 
 
 def complaint(said: str) -> str:

@@ -305,7 +305,10 @@ def whole(value: Any) -> Any:
 
 def checked(call: Call, said: queued.Submission) -> queued.Submission:
     """Refuse what can never run, before it waits for hours."""
-    hosts = ask.chosen_hosts(call.service.settings.inventory, said.include or None, said.exclude or None)
+    inventory = replace(
+        call.service.settings.inventory, source="the service"
+    )  # where its file is helps nobody
+    hosts = ask.chosen_hosts(inventory, said.include or None, said.exclude or None)
     world = place(hosts, said.world)[-1][1].stop
     ask.Restarts(said.max_restarts, said.restart_delay, said.min_world).check(world)
     for name in (*said.variables, *said.secrets):

@@ -70,6 +70,17 @@ class Service:
         given = [word for name, value in options.items() if value is not None for word in (name, value)]
         return given or ["--local", "--world", str(self.settings.inventory.hosts[0].slots)]
 
+    def unnamed(self, words: str) -> str:
+        """A complaint without the places of this machine, which help nobody elsewhere."""
+        places = {
+            self.settings.inventory.source: "the service's inventory",
+            str(history.home()): "the service's folder",
+        }
+        for place, name in places.items():
+            if len(place) > 1:
+                words = words.replace(place, name)
+        return words
+
     # --- runs ---
 
     def detail(self, run: str) -> dict[str, Any] | None:

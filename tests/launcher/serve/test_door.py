@@ -78,6 +78,22 @@ def test_a_token_may_do_what_its_role_allows(at_the_door: Service) -> None:
     ringctl("serve", "token", "remove", "worker")
 
 
+def test_what_is_wrong_is_said_without_the_places_of_the_service(at_the_door: Service) -> None:
+    for body, words in (
+        ({"include": "nope"}, "'nope' is not a host of the service, which has here"),
+        ({"world": 99}, "more than the 2 slots of the service"),
+        ({"exclude": "here"}, "leave no host"),
+    ):
+        answer = at_the_door.raw("POST", "/api/submit", json.dumps(body).encode())
+        assert answer.status == 400
+        assert words in answer.json["error"]
+        assert str(at_the_door.folder) not in answer.body.decode()
+    run = at_the_door.submit("python", "nope.py")
+    assert (
+        at_the_door.wait_for_state(run, "failed")["error"] == "nope.py: no such script in what was handed in"
+    )
+
+
 def test_what_looks_like_a_secret_is_told_to_nobody(at_the_door: Service) -> None:
     given = {"WANDB_API_KEY": "not-to-be-seen", "SEED": "1"}
     run = at_the_door.submit("true", at=9e9, variables=given)

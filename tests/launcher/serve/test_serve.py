@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -14,10 +16,12 @@ from pathlib import Path
 import pytest
 
 from launcher import client
+from launcher.ask import Where
 from launcher.cli_submit import parse_at
 from launcher.errors import HostError, InputError
 from launcher.serve.origin import names_of
-from launcher.serveinstall import quoted
+from launcher.serveinstall import argument, argv, plain_path, quoted
+from launcher.servestart import Options
 from tests.launcher.ringctl import RINGCTL, ringctl
 from tests.launcher.serve.service import serving
 
@@ -145,7 +149,38 @@ def test_a_unit_is_printed_where_there_is_no_systemd(monkeypatch: pytest.MonkeyP
 
 
 def test_systemd_reads_words_as_they_were_meant() -> None:
-    assert quoted('a "b" \\ $HOME 100%') == '"a \\"b\\" \\\\ $$HOME 100%%"'
+    assert quoted('a "b" \\ $HOME 100%') == '"a \\"b\\" \\\\ $HOME 100%%"'
+    assert argument("$HOME") == '"$$HOME"'
+    with pytest.raises(InputError, match="cannot work in a folder"):
+        plain_path("/a\nExecStartPre=/bin/false")
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_takes_the_unit_of_a_strange_folder(tmp_path: Path) -> None:
+    folder = tmp_path / 'a "b" $HOME 100% \\x; é'
+    folder.mkdir()
+    (folder / "hosts.yaml").write_text("hosts:\n  - {name: here, local: true, slots: 2}\n")
+    env = {**os.environ, "RINGCTL_HOME": str(folder / "home"), "XDG_RUNTIME_DIR": str(tmp_path)}
+    unit = ringctl("serve", "--install", "--port", "8500", cwd=folder, env={**env, "PATH": "/nonexistent"})
+    assert '$$HOME 100%% \\\\x; é/hosts.yaml"' in unit.stdout, "the inventory that was found"
+    path = tmp_path / "ringctl-serve.service"
+    path.write_text(unit.stdout)
+    verify = ["systemd-analyze", "verify", "--user", "--man=no", str(path)]
+    done = subprocess.run(verify, capture_output=True, text=True, env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_lies_in_the_folder_is_not_taken_for_the_service(tmp_path: Path) -> None:
+    (tmp_path / "launcher").mkdir()
+    for name in ("json.py", "launcher/__init__.py", "launcher/__main__.py", "sitecustomize.py"):
+        (tmp_path / name).write_text("raise SystemExit('taken')")
+    words = argv(Options(Where(host_list="here"), 0, "127.0.0.1"))
+    at = words.index("serve")
+    done = subprocess.run(
+        [sys.executable, *words[:at], "serve", "--help"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Usage: ringctl serve")
 
 
 def test_a_time_to_start_at_is_understood() -> None:
