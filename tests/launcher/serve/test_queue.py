@@ -16,6 +16,9 @@ import pytest
 
 from launcher import history, queued
 from launcher.errors import InputError, RingctlError
+from launcher.inventory import this_machine
+from launcher.serve import keeper
+from launcher.serve.children import Done
 from tests.launcher.ringctl import detach, ringctl, wait_for
 from tests.launcher.serve.service import Service, serving
 
@@ -229,6 +232,29 @@ def test_slots_of_a_plain_launch_are_not_given_away(tmp_path: Path) -> None:
 
 
 # --- Ending --------------------------------------------------------------------------------------
+
+
+def test_a_cancelled_run_is_ended_again_where_a_host_was_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [Done(4, "", "error: server1: does not answer"), Done(4, "", ""), Done(0, "{}", "")]
+    asked: list[tuple[str, ...]] = []
+
+    def hands(*args: str, **_: Any) -> Done:
+        asked.append(args)
+        return answers[len(asked) - 1]
+
+    monkeypatch.setattr(keeper, "ringctl", hands)
+    monkeypatch.setattr(keeper, "AGAIN_S", 0.01)
+    changed: list[str] = []
+    one = keeper.Keeper(this_machine(1), lambda _: None, changed.append)
+    queued.add("r1", "ann", queued.Submission(world=1))
+    assert queued.change("r1", "queued", "starting", slots={"here": 1}, cancelled=True)
+    one.after_cancel("r1", started=True)
+    one.look_at_launches()
+    wait_for(lambda: changed == ["r1"], "its end")
+    assert asked == [("stop", "r1", "--json")] * 3, "until it has worked, and by nobody else meanwhile"
+    row = queued.row("r1")
+    assert row is not None
+    assert row.state == "started"
 
 
 def test_a_run_is_stopped_and_started_again_by_the_command_line(tmp_path: Path) -> None:

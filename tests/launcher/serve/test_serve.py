@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -19,11 +20,12 @@ from launcher import client
 from launcher.ask import Where
 from launcher.cli_submit import parse_at
 from launcher.errors import HostError, InputError
+from launcher.serve import limits
 from launcher.serve.origin import names_of
 from launcher.serveinstall import argument, argv, plain_path, quoted
 from launcher.servestart import Options
 from tests.launcher.ringctl import RINGCTL, ringctl
-from tests.launcher.serve.service import serving
+from tests.launcher.serve.service import Service, serving
 
 
 def test_it_listens_to_others_only_with_tls_or_behind_a_proxy() -> None:
@@ -84,6 +86,22 @@ def test_it_works_with_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
             urllib.request.urlopen(f"{service.url}/healthz", context=ssl.create_default_context())
         assert ringctl("--server", service.url, "ps", "--json").stdout == "[]\n"
+        refuse_idle_handshakes(service, trust)
+
+
+def refuse_idle_handshakes(service: Service, trust: ssl.SSLContext) -> None:
+    """Connections that never say who they are do not pile up, nor keep others out."""
+    with contextlib.ExitStack() as stack:
+        ends = []
+        for _ in range(limits.MOST_HANDSHAKES + 20):
+            end = stack.enter_context(socket.create_connection(("127.0.0.1", service.port), timeout=30))
+            ends.append(end)
+        with urllib.request.urlopen(f"{service.url}/healthz", context=trust) as answer:
+            assert answer.status == 200
+        assert [end.recv(1) for end in ends[:20]] == [b""] * 20, "the oldest are cut off"
+        ends[-1].settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            ends[-1].recv(1)
 
 
 def test_a_token_never_travels_in_the_clear(monkeypatch: pytest.MonkeyPatch) -> None:
