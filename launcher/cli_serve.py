@@ -75,7 +75,7 @@ def page_link(place: str = "", *, read_only: bool = False, user: str | None = No
         raise InputError(client.NONE)
     role: auth.Role = "read" if read_only else "admin" if user is None else "submit"
     key = auth.make_key(role, auth.user_name() if user is None else auth.checked_name(user))
-    return f"{own.url}/login?key={key}{place}"
+    return f"{own.page or own.url}/login?key={key}{place}"
 
 
 def open_run(run: str | None, tab: str = "") -> int:

@@ -31,6 +31,7 @@ class Own:
     url: str
     token: str
     pid: int = 0
+    page: str = ""  # what users open, where that is another address: a proxy's
 
 
 def own_file() -> Path:

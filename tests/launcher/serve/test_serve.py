@@ -212,6 +212,24 @@ def test_a_time_to_start_at_is_understood() -> None:
             parse_at(wrong, now)
 
 
+def test_behind_a_proxy_links_are_its_own_and_cookies_for_https_alone() -> None:
+    with serving("--behind-proxy", "https://runs.lab.org/") as service:
+        assert service.link.startswith("https://runs.lab.org/login?key=")
+        link = ringctl("serve", "link").stdout.strip()
+        assert link.startswith("https://runs.lab.org/login?key=")
+        by_proxy = {"Host": "runs.lab.org"}
+        answer = service.raw("GET", link.removeprefix("https://runs.lab.org"), headers=by_proxy, token=None)
+        assert answer.status == 303
+        cookie = answer.headers["set-cookie"]
+        assert "; Secure" in cookie
+        signed_in = {**by_proxy, "Cookie": cookie.partition(";")[0]}
+        for origin, status in (("https://runs.lab.org", 404), ("http://runs.lab.org", 403), ("null", 403)):
+            asked = {**signed_in, "Origin": origin}
+            assert service.raw("POST", "/api/runs/none/stop", b"{}", asked, token=None).status == status
+        assert service.raw("GET", "/api/stream?after=x", headers=signed_in, token=None).status == 400
+        assert ringctl("queue").stdout == "nothing waits\n", "from here it is asked directly"
+
+
 def test_a_proxy_is_a_name_of_ours_too() -> None:
     names = names_of("http", "127.0.0.1", 8411, (), "https://Runs.Lab.org")
     assert names.knows_host("runs.lab.org")
