@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.cli_shared import F, named_run, run_argument
+from launcher.cli_shared import F, named_run, pool, run_argument
 from launcher.errors import InputError
+
+if TYPE_CHECKING:
+    from launcher.runs import Found
 
 
 def report_options(command: F) -> F:
@@ -43,12 +47,23 @@ def report(run: str | None, out: str | None, kind: str) -> None:
 
     found = named_run(run, {})
     reports.record_now(found.run)
-    data = reports.collect(found.run)
+    data = reports.collect(found.run, checkpoints=checkpoints_of(found))
     if kind == "json":
         made = text.json_line(data)
     else:
         made = reports.render_markdown(data) if kind == "markdown" else reports.render_html(data)
     put(made, found.run, out, kind)
+
+
+def checkpoints_of(found: Found) -> dict[str, Any] | None:
+    """What its hosts have saved; None of a run that has not come to any. A host that is away is named."""
+    from launcher import pulling
+    from launcher.agent import agents_for
+
+    if not found.hosts:
+        return None
+    agents = agents_for((*found.hosts, *found.former), pool())
+    return pulling.hear(found, agents).told()
 
 
 def put(made: str, run: str, out: str | None, kind: str) -> None:

@@ -96,6 +96,7 @@ def forget(run: str) -> None:
     def work(db: sqlite3.Connection) -> None:
         for table in ("runs", *database.OF_A_RUN):
             db.execute(f"DELETE FROM {table} WHERE run = ?", (run,))  # noqa: S608 - names of our own tables
+        db.execute(FORGET_NOTE, (run,))
 
     change(work)
 
@@ -278,6 +279,34 @@ def noted(key: str) -> tuple[float, Any] | None:
     """When it was noted, and what."""
     row = ask(lambda db: db.execute("SELECT time, data FROM notes WHERE key = ?", (key,)).fetchone(), None)
     return (row["time"], json.loads(row["data"])) if row else None
+
+
+PREFLIGHT = "serve:preflight"  # what the service's last look at its hosts found
+OF_RUN = "preflight:"  # what the launch of a run found, with its id behind
+FORGET_NOTE = f"DELETE FROM notes WHERE key = '{OF_RUN}' || ?"  # noqa: S608 - our own word
+
+
+def note_preflight(run: str, found: Mapping[str, Any]) -> None:
+    note(OF_RUN + run, found)
+
+
+def preflight_of(run: str) -> dict[str, Any] | None:
+    """What was found before it started; else what the service last found. How fast the links are, which a
+    launch does not measure, is taken from there in any case."""
+    own, last = noted(OF_RUN + run), noted(PREFLIGHT)
+    if own is None:
+        return told_at(last) if last else None
+    known = {(pair["from"], pair["to"]): pair for pair in last[1]["pairs"]} if last else {}
+    found = told_at(own)
+    for pair in found["pairs"]:
+        measured = known.get((pair["from"], pair["to"]), {})
+        pair |= {key: measured.get(key) for key in ("latency_ms", "mbit_s") if pair[key] is None}
+    return found
+
+
+def told_at(noted: tuple[float, Any]) -> dict[str, Any]:
+    when, data = noted
+    return {"time": when, **{key: data[key] for key in ("ok", "checks", "pairs")}}
 
 
 # --- What ringctl wrote before it had a database: a file a run -----------------------------------

@@ -100,7 +100,7 @@ def count_states() -> dict[str, int]:
 
 def detail(run: str, now: float | None = None, live: RunState | None = None) -> dict[str, Any] | None:
     """All that is known here of a run; `live` is what whoever records it knows. What only a service knows
-    (links, preflight, watched, actions) is left empty."""
+    (watched, actions) is left empty."""
     now = time.time() if now is None else now
     about = row(run, now)
     if about is None:
@@ -112,6 +112,7 @@ def detail(run: str, now: float | None = None, live: RunState | None = None) -> 
     plan = redact.shown(record.plan) if record else None
     cause = record.cause if record and record.end else None
     tried = tape.attempts(run)
+    checked = history.preflight_of(run)
     return {
         **about,
         "ranks": ranks(state, record, now),
@@ -121,10 +122,17 @@ def detail(run: str, now: float | None = None, live: RunState | None = None) -> 
         "options": compare.options_of(record) if record else {},
         "environment": environment(record),
         "watched": "",
-        "links": [],
-        "preflight": None,
+        "links": links(checked["pairs"] if checked else [], about["hosts"]),
+        "preflight": checked,
         "actions": [],
     }
+
+
+def links(pairs: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> list[dict[str, Any]]:
+    """Between the hosts of a run, as far as they were measured."""
+    told = ("from", "to", "latency_ms", "mbit_s")
+    found = [{key: pair[key] for key in told} for pair in pairs if {pair["from"], pair["to"]} <= set(hosts)]
+    return [link for link in found if (link["latency_ms"], link["mbit_s"]) != (None, None)]
 
 
 def attempt_of(record: history.Record) -> dict[str, Any]:

@@ -55,6 +55,8 @@ def forget(runs: Sequence[str], *, logs_only: bool = False) -> None:
         def work(db: sqlite3.Connection, some: list[tuple[str]] = some) -> None:
             for table in tables:
                 db.executemany(f"DELETE FROM {table} WHERE run = ?", some)  # noqa: S608 - names of our own tables
+            if not logs_only:
+                db.executemany(history.FORGET_NOTE, some)
 
         history.change(work)
     for run in () if logs_only else runs:

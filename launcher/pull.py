@@ -377,16 +377,8 @@ def checkpoint_rows(found: Sequence[Checkpoint], now: float) -> list[text.Row]:
                 f"{ranges({part.rank for part in whole}) or 'none'} of {of.world or '?'}",
                 grouped(list(dict.fromkeys(part.host for part in of.parts))) or "-",
                 grouped([copy.host for copy in of.whole_models]) or "-",
-                size(of.bytes),
+                text.size(of.bytes),
                 text.ago(of.written, now),
             )
         )
     return rows
-
-
-def size(number: int) -> str:
-    """Bytes, to be read at a glance."""
-    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if number >= unit:
-            return f"{number / unit:,.1f} {name}"
-    return f"{number} bytes"

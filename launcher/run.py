@@ -18,7 +18,7 @@ from launcher.history import new_run_id
 from launcher.model import CheckResult, Inventory, Plan, to_json
 from launcher.plan import LaunchOptions, make_plan, place
 from launcher.preflight import survey as surveys
-from launcher.preflight.examine import examine, result_line
+from launcher.preflight.examine import Examined, examine, result_line
 from launcher.push import Snapshot, push
 from launcher.runs import stop
 from launcher.transport import Pool
@@ -41,6 +41,7 @@ class Prepared:
     agents: dict[str, Agent]
     lacking: dict[str, dict[str, Any]]  # what each host's code store said of the snapshot
     findings: tuple[CheckResult, ...] = ()  # of preflight, that do not block
+    checked: Examined | None = None  # all that it found
     open: Mapping[str, Conversation] = field(default_factory=dict)  # with a hostd that waits to start it
 
     def close(self, names: Iterable[str] | None = None) -> None:
@@ -75,7 +76,7 @@ def prepare(
             conversation.close()
         raise
     findings = tuple(checked.worth_saying) if checked else ()
-    return Prepared(plan, agents, dict(survey.lacking), findings, survey.open)
+    return Prepared(plan, agents, dict(survey.lacking), findings, checked, survey.open)
 
 
 def start(
@@ -175,6 +176,8 @@ def launch(
                 succeeded(push(snapshot, remote, screen.note, ready.lacking))
             interrupts.hold()
             history.remember(plan, inventory, options)
+            if ready.checked:
+                note_checked(plan.run, ready.checked)
             begin(plan.run)
             start(plan, agents, ready.open, automatic=automatic, since=options.since)
         except PortTaken:
@@ -191,6 +194,14 @@ def launch(
         finally:
             ready.close()
     raise AssertionError("unreachable")
+
+
+def note_checked(run: str, checked: Examined) -> None:
+    """For its report, and its page."""
+    from launcher.preflight import report
+
+    with contextlib.suppress(RingctlError):  # a full disk
+        history.note_preflight(run, report.as_json(checked))
 
 
 def start_request(plan: Plan, host: str) -> dict[str, Any]:

@@ -21,11 +21,12 @@ from launcher.serve import prom
 from launcher.serve.auth import Who
 from launcher.serve.call import Answer, Call, Refused
 from launcher.serve.children import ringctl
-from launcher.serve.service import PREFLIGHT, fresh_id
+from launcher.serve.service import fresh_id
 
 SOME_EVENTS = 1000  # that are read at a time
 MOST_EVENTS = 4 << 20  # characters, about, in one answer
 STOP_S = 120.0  # besides the grace that ranks are given
+REPORT_S = 20.0  # a report does not wait longer for hosts
 CANCEL_S = 15.0  # by then a launch that is interrupted has ended, most times
 
 
@@ -149,14 +150,22 @@ def without_secrets(said: queued.Submission) -> dict[str, Any]:
 
 
 def report(call: Call) -> Answer:
-    row_of(call)
-    data = reports.collect(call.path["run"], call.service.detail(call.path["run"]))
+    run, found = call.path["run"], call.service.detail(call.path["run"])
+    data = reports.collect(run, known(call, found), saved(run) if found and found["plan"] else None)
     if call.query["format"] == "json":
         return Answer(data)
     if call.query["format"] == "markdown":
         return Answer(reports.render_markdown(data), kind="text/markdown; charset=utf-8")
     policy = {"Content-Security-Policy": reports.content_security_policy()}
     return Answer(reports.render_html(data), kind="text/html; charset=utf-8", headers=policy)
+
+
+def saved(run: str) -> dict[str, Any] | None:
+    """Its checkpoints, if its hosts say in time."""
+    try:
+        return dict(ringctl("checkpoints", run, "--json", seconds=REPORT_S).json())
+    except (Refused, RingctlError):
+        return None
 
 
 def compare(call: Call) -> dict[str, Any]:
@@ -402,4 +411,4 @@ def check_hosts(call: Call) -> None:
             "found": str(error),
         }
         found = {"ok": False, "checks": [{**words, "wanted": "", "fix": ""}], "pairs": []}
-    history.note(PREFLIGHT, {key: found[key] for key in ("ok", "checks", "pairs")})
+    history.note(history.PREFLIGHT, {key: found[key] for key in ("ok", "checks", "pairs")})

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 FIRST_ROWS = 50
 MOST_WAITING = 10_000
-PREFLIGHT = "serve:preflight"
 
 
 @dataclass(frozen=True)
@@ -88,16 +87,7 @@ class Service:
         found = listing.detail(run, live=recording[0].state if recording else None)
         if found is None:
             return None
-        checked = self.preflight()
-        names = set(found["hosts"])
-        pairs = checked["pairs"] if checked else []
-        return {
-            **found,
-            "watched": watching.sentence(run),
-            "preflight": checked,
-            "links": [pair for pair in pairs if {pair["from"], pair["to"]} <= names],
-            "actions": actions(found),
-        }
+        return {**found, "watched": watching.sentence(run), "actions": actions(found)}
 
     def detail_and_over(self, run: str) -> tuple[dict[str, Any] | None, bool]:
         busy = self.keeper.is_busy(run)  # asked first: what is recorded then is in the detail
@@ -159,11 +149,8 @@ class Service:
         return found
 
     def preflight(self) -> dict[str, Any] | None:
-        noted = history.noted(PREFLIGHT)
-        if noted is None:
-            return None
-        when, data = noted
-        return {"time": when, **{key: data[key] for key in ("ok", "checks", "pairs")}}
+        noted = history.noted(history.PREFLIGHT)
+        return history.told_at(noted) if noted else None
 
 
 def known(number: int) -> int | None:
