@@ -27,17 +27,19 @@ from launcher import (
     cli_report,
     cli_runs,
     cli_serve,
+    cli_submit,
 )
 from launcher.cli_shared import (
     agents_of,
     all_runs,
     host_options,
-    i_know_option,
     inventory_at,
     json_option,
+    log_options,
     named_run,
     pool,
     run_argument,
+    run_options,
     web_option,
 )
 from launcher.errors import HostError, InputError, RingctlError
@@ -141,42 +143,12 @@ def cli(no_input: bool, server: str | None, verbose: bool) -> None:  # noqa: ARG
 
 
 @cli.command(context_settings={"allow_interspersed_args": False})
-@click.option("--world", type=int, metavar="N", help="How many ranks; every slot by default.")
+@run_options
 @host_options
 @click.option("--local", is_flag=True, help="On this machine alone, without SSH.")
-@click.option("--name", default="", help="A name to find the run by.")
 @click.option("--detach", "-d", is_flag=True, help="Return once it has started.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and do nothing.")
 @click.option("--commands", is_flag=True, help="With --dry-run: as shell commands to start it by hand.")
-@click.option("--env", "-e", "variables", multiple=True, metavar="NAME=VALUE", help="Set for every rank.")
-@click.option("--env-file", metavar="FILE", help="More of those, secret: NAME=VALUE lines, mode 0600.")
-@i_know_option
-@click.option("--shared", is_flag=True, help="Its slots may be taken by others as well that say --shared.")
-@click.option("--master-port", type=click.IntRange(1, 65535), help="A free one by default.")
-@click.option(
-    "--skip-preflight", is_flag=True, help="Start unchecked: what preflight would name then fails in the run."
-)
-@click.option("--prefork/--no-prefork", default=True, help="Import torch once a host and fork the ranks.")
-@click.option(
-    "--max-restarts",
-    type=click.IntRange(0),
-    default=0,
-    metavar="K",
-    help="Start again after a failure; 0 by default.",
-)
-@click.option(
-    "--restart-delay",
-    type=click.FloatRange(0, 3600),
-    default=2.0,
-    metavar="S",
-    help="Seconds before that; twice as many each time.",
-)
-@click.option(
-    "--min-world",
-    type=click.IntRange(1),
-    metavar="M",
-    help="Go on with so many ranks if hosts stay unreachable.",
-)
 @click.option("-v", "--verbose", is_flag=True, help="Also show the plan's environment.")
 @json_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -324,18 +296,7 @@ def show_detached(plan: Plan, watcher: int, as_json: bool) -> None:
 @cli.command()
 @run_argument
 @host_options
-@click.option("--follow", "-f", is_flag=True, help="Go on until the run is over.")
-@click.option("--rank", "ranks", metavar="0,2-3", help="Only these ranks.")
-@click.option("--host", "hosts", multiple=True, help="Only this host; may be repeated.")
-@click.option("--since", metavar="WHEN", help="90s, 10m, 2h, 1d ago, or 2026-01-31T18:00.")
-@click.option(
-    "--tail", type=click.IntRange(0, 10**9), metavar="N", help="Only the last N lines; with --json, events."
-)
-@click.option("--grep", metavar="REGEX", help="Only lines that match.")
-@click.option("--timestamps", "-t", is_flag=True, help="With the time of each line.")
-@click.option("--prefix/--no-prefix", default=True, help="Label lines with rank and host.")
-@click.option("--previous", is_flag=True, help="The attempt before the newest.")
-@click.option("--download", metavar="DIR", help="Into files instead: one a rank and stream, and all events.")
+@log_options
 @web_option
 @json_option
 def logs(
@@ -363,12 +324,7 @@ def logs(
 
     if web:
         return cli_serve.open_run(run, "?tab=log")
-    wanted = logs.Filter(
-        ranks=logs.parse_ranks(ranks) if ranks is not None else None,
-        hosts=frozenset(hosts) or None,
-        since=logs.parse_since(since, time.time()) if since is not None else None,
-        grep=logs.parse_grep(grep) if grep is not None else None,
-    )
+    wanted = logs.filter_of(ranks, hosts, since, grep, now=time.time())
     found = named_run(run, where)
     world = found.state.world if found.state else 0
     absent = sorted(rank for rank in wanted.ranks or () if world and rank >= world and not previous)
@@ -483,7 +439,7 @@ cli.add_command(cli_runs.stop)
 cli.add_command(cli_runs.restart)
 cli.add_command(cli_runs.watcher)
 cli.add_command(cli_serve.serve)
-cli.add_command(cli_serve.submit)
+cli.add_command(cli_submit.submit)
 cli.add_command(cli_serve.queue)
 cli.add_command(cli_serve.cancel)
 cli.add_command(cli_serve.start_queued)

@@ -6,13 +6,13 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from launcher.cli_shared import complete_run, json_option, pool
+from launcher.cli_shared import F, complete_run, json_option, pool
 from launcher.errors import InputError, RingctlError
 
 if TYPE_CHECKING:
@@ -40,27 +40,52 @@ def id_of(reference: str) -> str:
 # --- list ----------------------------------------------------------------------------------------
 
 
+def list_options(command: F) -> F:
+    for option in reversed(
+        (
+            click.option(
+                "--state", metavar="STATES", help=f"Only these, separated by commas: {', '.join(STATES)}."
+            ),
+            click.option(
+                "--search", metavar="WORDS", default="", help="Only runs with these words in what is known."
+            ),
+            click.option(
+                "--limit", type=click.IntRange(1), default=20, help="How many, newest first; 20 by default."
+            ),
+            json_option,
+        )
+    ):
+        command = option(command)
+    return command
+
+
 @runs.command("list")
-@click.option("--state", metavar="STATES", help=f"Only these, separated by commas: {', '.join(STATES)}.")
-@click.option("--search", metavar="WORDS", default="", help="Only runs with these words in what is known.")
-@click.option("--limit", type=click.IntRange(1), default=20, help="How many, newest first; 20 by default.")
-@json_option
+@list_options
 def list_(state: str | None, search: str, limit: int, as_json: bool) -> int:
     """What was run from here, the newest first. Hosts are asked about runs that were not over yet."""
-    from launcher import listing, render, text
+    from launcher import listing
 
+    refuse_states(state)
+    refresh()
+    show_list(listing.rows(limit=limit, state=state, search=search), as_json, bool(state or search))
+    return 0
+
+
+def refuse_states(state: str | None) -> None:
     unknown = [one for one in state.split(",") if one not in STATES] if state else []
     if unknown:
         raise InputError(f"--state {unknown[0]}: not a state", fix=f"there are {', '.join(STATES)}")
-    refresh()
-    found = listing.rows(limit=limit, state=state, search=search)
+
+
+def show_list(found: list[dict[str, Any]], as_json: bool, chosen: bool) -> None:
+    from launcher import render, text
+
     if as_json:
         click.echo(text.json_line(found))
     elif found:
         render.show_table(list_rows(found, time.time()))
     else:
-        click.echo("no runs like that" if state or search else "no runs yet; ringctl launch starts one")
-    return 0
+        click.echo("no runs like that" if chosen else "no runs yet; ringctl launch starts one")
 
 
 def refresh() -> None:
@@ -94,27 +119,40 @@ def list_rows(found: list[dict[str, Any]], now: float) -> list[Row]:
 # --- diff ----------------------------------------------------------------------------------------
 
 
+def diff_options(command: F) -> F:
+    command = json_option(command)
+    command = click.option("--all", "everything", is_flag=True, help="Also what is the same.")(command)
+    return click.argument("names", nargs=-1, metavar="A B [MORE...]", shell_complete=complete_run)(command)
+
+
 @runs.command()
-@click.argument("names", nargs=-1, metavar="A B [MORE...]", shell_complete=complete_run)
-@click.option("--all", "everything", is_flag=True, help="Also what is the same.")
-@json_option
+@diff_options
 def diff(names: tuple[str, ...], everything: bool, as_json: bool) -> int:
     """How runs differ: what was asked for, and what came of it. Exit code 0, whether or not they do."""
-    from launcher import listing, render, text
+    from launcher import listing
 
+    refuse_one(names)
+    show_diff(listing.compared([id_of(name) for name in names]), everything, as_json)
+    return 0
+
+
+def refuse_one(names: tuple[str, ...]) -> None:
     if len(names) < 2:
         raise InputError("name two runs or more", fix=LIST)
-    told = listing.compared([id_of(name) for name in names])
+
+
+def show_diff(told: dict[str, Any], everything: bool, as_json: bool) -> None:
+    from launcher import render, text
+
     if as_json:
         click.echo(text.json_line(told))
-        return 0
+        return
     for what in ("options", "results"):
         table = diff_rows(what, told, everything)
         if len(table) > 1:
             render.show_table(table)
         else:
             click.echo(f"the same {what}")
-    return 0
 
 
 def diff_rows(what: str, told: dict[str, Any], everything: bool) -> list[Row]:
@@ -129,9 +167,15 @@ def diff_rows(what: str, told: dict[str, Any], everything: bool) -> list[Row]:
 # --- export --------------------------------------------------------------------------------------
 
 
+def export_options(command: F) -> F:
+    command = click.option(
+        "--out", metavar="PLACE", help="A new file, or with a slash at its end a new folder."
+    )(command)
+    return click.argument("names", nargs=-1, metavar="[RUN...]", shell_complete=complete_run)(command)
+
+
 @runs.command()
-@click.argument("names", nargs=-1, metavar="[RUN...]", shell_complete=complete_run)
-@click.option("--out", metavar="PLACE", help="A new file, or with a slash at its end a new folder.")
+@export_options
 def export(names: tuple[str, ...], out: str | None) -> int:
     """Write down all that is known of runs, as JSON lines: of all of them, or of those named.
 
@@ -140,22 +184,25 @@ def export(names: tuple[str, ...], out: str | None) -> int:
     """
     from launcher import history
 
-    chosen = [id_of(name) for name in names] or history.names()
+    export_to(out, [id_of(name) for name in names] or history.names(), lines_of)
+    return 0
+
+
+def export_to(out: str | None, chosen: list[str], lines: Callable[[str], Iterator[str]]) -> None:
     if out is None:
         for run in chosen:
-            write_run(run, sys.stdout.write)
+            sys.stdout.writelines(lines(run))
     elif out.endswith("/"):
         folder = made(Path(out))
         for run in chosen:
             with new_file(folder / f"{run}.jsonl") as file:
-                write_run(run, file.write)
+                file.writelines(lines(run))
     else:
         with new_file(Path(out)) as file:
             for run in chosen:
-                write_run(run, file.write)
+                file.writelines(lines(run))
     if out is not None:
         click.echo(f"{len(chosen)} runs in {out}")
-    return 0
 
 
 def made(folder: Path) -> Path:
@@ -177,39 +224,67 @@ def new_file(path: Path) -> IO[str]:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def write_run(run: str, write: Callable[[str], object]) -> None:
+def lines_of(run: str) -> Iterator[str]:
     from launcher import listing, tape
 
-    write(json.dumps({"kind": "run", **(listing.detail(run) or {"run": run})}) + "\n")
+    yield json.dumps({"kind": "run", **(listing.detail(run) or {"run": run})}) + "\n"
     after = 0
     while some := tape.events(run, after, 5000):
-        write("".join(json.dumps({"id": id_, **event.to_json()}) + "\n" for id_, event in some))
+        yield from (json.dumps({"id": id_, **event.to_json()}) + "\n" for id_, event in some)
         after = some[-1][0]
 
 
 # --- prune ---------------------------------------------------------------------------------------
 
 
+def prune_options(command: F) -> F:
+    for option in reversed(
+        (
+            click.option("--older-than", metavar="AGE", help="Those that ended so long ago: 30d, 12h."),
+            click.option("--keep", type=click.IntRange(0), metavar="N", help="All but the newest N."),
+            click.option("--logs-only", is_flag=True, help="Only what was recorded of them: log and curves."),
+            click.option("--dry-run", is_flag=True, help="Say which, and do nothing."),
+            click.option("--yes", is_flag=True, help="Do not ask."),
+            json_option,
+        )
+    ):
+        command = option(command)
+    return command
+
+
 @runs.command()
-@click.option("--older-than", metavar="AGE", help="Those that ended so long ago: 30d, 12h.")
-@click.option("--keep", type=click.IntRange(0), metavar="N", help="All but the newest N.")
-@click.option("--logs-only", is_flag=True, help="Only what was recorded of them: log and curves.")
-@click.option("--dry-run", is_flag=True, help="Say which, and do nothing.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@json_option
-def prune(
-    older_than: str | None, keep: int | None, logs_only: bool, dry_run: bool, yes: bool, as_json: bool
-) -> int:
+@prune_options
+def prune(older_than: str | None, keep: int | None, logs_only: bool, **how: bool) -> int:
     """Forget runs that are over; with both --older-than and --keep, those that both name.
 
     What is on the hosts stays there. A run that goes on, or may, is never forgotten.
     """
-    from launcher import pruning, text
+    from launcher import pruning
 
+    age = age_of(older_than, keep)
+    chosen = pruning.chosen(age, keep, time.time(), logs_only=logs_only)
+    prune_chosen(chosen, lambda: pruning.forget(chosen, logs_only=logs_only), logs_only=logs_only, **how)
+    return 0
+
+
+def age_of(older_than: str | None, keep: int | None) -> float | None:
     if older_than is None and keep is None:
         raise InputError("say which: --older-than 30d, --keep 100, or both")
-    age = None if older_than is None else seconds(older_than)
-    chosen = pruning.chosen(age, keep, time.time(), logs_only=logs_only)
+    return None if older_than is None else seconds(older_than)
+
+
+def prune_chosen(
+    chosen: list[str],
+    forget: Callable[[], object],
+    *,
+    logs_only: bool,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Say which, ask, and do it."""
+    from launcher import text
+
     what = "the log of " if logs_only else ""
     if not as_json:
         for run in chosen:
@@ -217,12 +292,11 @@ def prune(
     if chosen and not dry_run:
         if not yes and not confirmed(f"Forget {what}{text.count(len(chosen), 'run')}?"):
             raise InputError("nothing was forgotten", fix="--yes does it without asking")
-        pruning.forget(chosen, logs_only=logs_only)
+        forget()
     if as_json:
         click.echo(text.json_line({"forgotten": [] if dry_run else chosen, "chosen": chosen}))
     elif not chosen:
         click.echo("there is nothing to forget")
-    return 0
 
 
 def seconds(text: str) -> float:

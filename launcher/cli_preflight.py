@@ -10,6 +10,8 @@ from launcher.cli_shared import host_options, i_know_option, json_option, pool
 from launcher.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from launcher.preflight.examine import Examined
 
 
@@ -105,15 +107,23 @@ def chosen_checks(only: str | None, skip: str | None) -> list[str]:
 
 
 def show(examined: Examined, as_json: bool, verbose: bool) -> None:
-    import shutil
-
-    from launcher import render, text
-    from launcher.logs import visible
+    from launcher import text
     from launcher.preflight import report
 
     if as_json:
         click.echo(text.json_line(report.as_json(examined, facts=verbose)))
-        return
+    else:
+        facts = report.fact_lines(examined) if verbose else []
+        show_tables(examined, verbose, facts)
+
+
+def show_tables(examined: Examined, verbose: bool, facts: Sequence[str] = ()) -> None:
+    import shutil
+
+    from launcher import render
+    from launcher.logs import visible
+    from launcher.preflight import report
+
     in_short = report.table_rows(examined)
     rows = report.table_rows(examined, every_check=True) if verbose else in_short
     render.show_table(rows, report.host_lines(in_short))
@@ -122,7 +132,7 @@ def show(examined: Examined, as_json: bool, verbose: bool) -> None:
     if pairs:
         render.say([""])
         render.show_table(pairs)
-    if verbose:
-        render.say(["", *map(visible, report.fact_lines(examined))])
+    if facts:
+        render.say(["", *map(visible, facts)])
     attention = [visible(line) for line in report.attention_lines(examined, everything=verbose)]
     render.show_findings(["", *attention, *([""] if attention else []), report.verdict(examined)])

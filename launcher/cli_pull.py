@@ -42,19 +42,16 @@ def checkpoints(run: str | None, as_json: bool, **where: str | None) -> int:
     from launcher.logs import visible
 
     heard = heard_of(run, where)
-    found = heard.checkpoints()
-    chosen = pull.chosen_folders(heard.listings)
     if as_json:
-        about = {"run": heard.found.run, "name": heard.found.name}
-        each = [pull.checkpoint_json(of) for of in found]
-        click.echo(text.json_line({**about, "checkpoints": each, "elsewhere": chosen, "errors": heard.away}))
+        click.echo(text.json_line(heard.told()))
         return heard.code
+    found = heard.checkpoints()
     if found:
         render.show_table(pull.checkpoint_rows(found, time.time()))
         render.say([visible(f"step {of.step}: {words}") for of in found for words in of.problems])
     elif heard.listings:
         click.echo(f"run {heard.found.run} has no checkpoints")
-    pulling.tell_elsewhere(chosen)
+    pulling.tell_elsewhere(pull.chosen_folders(heard.listings))
     return heard.code
 
 

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from launcher.cli_shared import json_option, server_url, web_option
+from launcher import cli_remote_hosts, cli_remote_logs, cli_remote_runs, cli_submit
+from launcher.cli_report import report_options
+from launcher.cli_shared import (
+    chosen_refused,
+    i_know_option,
+    json_option,
+    server_url,
+    service_hosts,
+    web_option,
+)
 from launcher.client import Client, client_for
 from launcher.errors import HostError, InputError
-from launcher.fold import EXIT_CODES
-
-OVER = ("succeeded", "failed", "stopped", "lost", "cancelled")
-AGAIN_S = 1.0  # before a stream that broke is opened again
-GIVE_UP_S = 60.0  # and for how long that is tried
+from launcher.webpage import open_page
 
 
 def service() -> Client:
     return client_for(server_url())
-
-
-def exit_code(state: str) -> int:
-    return 130 if state == "cancelled" else {str(key): code for key, code in EXIT_CODES.items()}.get(state, 1)
 
 
 # --- looking -------------------------------------------------------------------------------------
@@ -37,6 +37,8 @@ def row_json(row: Mapping[str, Any]) -> dict[str, Any]:
 
 @click.command()
 @click.option("--all", "-a", "everything", is_flag=True, help="Up to a thousand, not just the last twenty.")
+@service_hosts
+@chosen_refused
 @json_option
 def ps(everything: bool, as_json: bool) -> int:
     """What runs at the service, and what ran lately."""
@@ -66,6 +68,8 @@ def ps(everything: bool, as_json: bool) -> int:
 
 @click.command()
 @click.argument("run", required=False)
+@service_hosts
+@chosen_refused
 @web_option
 @json_option
 def status(run: str | None, web: bool, as_json: bool) -> int:
@@ -97,211 +101,119 @@ def cell(value: Any) -> str:
     return "-" if value is None else brief(round(value, 3) if isinstance(value, float) else value)
 
 
-def open_page(address: str) -> int:
-    """In a browser, if there is one; printed in any case."""
-    import webbrowser
-
-    click.echo(address)
-    try:
-        kind = webbrowser.get()
-    except webbrowser.Error:
-        return 0
-    if not isinstance(kind, webbrowser.GenericBrowser) or isinstance(kind, webbrowser.BackgroundBrowser):
-        kind.open(address)  # not one that would take this terminal
-    return 0
-
-
-# --- logs ----------------------------------------------------------------------------------------
-
-
-@click.command()
-@click.argument("run", required=False)
-@click.option("--follow", "-f", "goes_on", is_flag=True, help="Go on until the run is over.")
-@click.option("--rank", type=click.IntRange(0), help="Only this rank.")
-@click.option("--host", help="Only this host.")
-@click.option("--tail", type=click.IntRange(1, 5000), metavar="N", help="Only the last N lines.")
-@web_option
-@json_option
-def logs(
-    run: str | None,
-    goes_on: bool,
-    rank: int | None,
-    host: str | None,
-    tail: int | None,
-    web: bool,
-    as_json: bool,
-) -> int:
-    """The merged log of a run of the service."""
-    there = service()
-    row = there.find(run)
-    if web:
-        return open_page(f"{there.url}/#/runs/{row['run']}?tab=log")
-    if goes_on:
-        return follow(there, row["run"], as_json=as_json, rank=rank, host=host)
-    path, wanted = there.run(row["run"], "/log"), {"rank": rank, "host": host}
-    if tail is not None:
-        show(there.get(path, limit=tail, **wanted)["lines"], as_json)
-        return 0
-    after, more = 0, True
-    while more:
-        page = there.get(path, after=after, limit=5000, **wanted)
-        show(page["lines"], as_json)
-        more, after = page["more"], page["last"] or after
-    return 0
-
-
-def show(lines: list[list[Any]], as_json: bool) -> None:
-    """As `logs` shows them: bytes as they were for a pipe, harmless for a terminal."""
-    from launcher import render
-    from launcher.logs import visible
-
-    terminal = render.is_terminal()
-    out = []
-    for _, when, attempt, host, rank, stream, text in lines:
-        if as_json:
-            about = {"kind": "line", "time": when, "attempt": attempt, "host": host, "rank": rank}
-            out.append(json.dumps({**about, "stream": stream, "text": text}, separators=(",", ":")))
-        else:
-            line = f"[{rank} {host}] {text}"
-            out.append(visible(line) if terminal else line)
-    if out:
-        render.write_out(("\n".join(out) + "\n").encode("utf-8", "surrogateescape"))
-
-
-def follow(
-    there: Client, run: str, *, as_json: bool, rank: int | None = None, host: str | None = None
-) -> int:
-    """Lines as they come, to the end; a connection that breaks goes on where it was. The exit code."""
-    after, until = 0, 0.0
-    while True:
-        try:
-            for name, number, data in there.stream(there.run(run, "/stream"), after):
-                until = 0.0
-                if name == "lines":
-                    some = [
-                        line
-                        for line in data
-                        if (rank is None or line[4] == rank) and (host is None or line[3] == host)
-                    ]
-                    show(some, as_json)
-                elif name == "run":
-                    if data["state"] == "queued" and data["waiting"] and not as_json:
-                        click.echo(f"{run}: {data['waiting']}", err=True)
-                elif name == "end":
-                    return ended(there, run, as_json)
-                after = max(after, number)
-        except HostError as error:
-            until = until or time.monotonic() + GIVE_UP_S
-            if time.monotonic() > until:
-                raise
-            click.echo(f"{error.message}; trying again", err=True)
-        time.sleep(AGAIN_S)
-
-
-def ended(there: Client, run: str, as_json: bool) -> int:
-    from launcher import text
-
-    found = there.get(there.run(run))
-    cause = found["cause"] or {}
-    if as_json:
-        about = {"kind": "run_finished", "run": run, "state": found["state"], "attempt": found["attempt"]}
-        click.echo(text.json_line({**about, "cause": cause.get("text"), "fix": cause.get("fix")}))
-    else:
-        tell_end(found)
-    return exit_code(found["state"])
-
-
-def tell_end(found: Mapping[str, Any]) -> None:
-    """How a run ended, and why; also one that never started."""
-    from launcher.logs import visible
-
-    fix = (found["cause"] or {}).get("fix") or found["fix"]
-    if found["error"]:
-        click.echo(visible(found["error"]), err=True)
-        for number, line in enumerate(fix.splitlines()):
-            click.echo(visible(f"  {'to do: ' if number == 0 else ''}{line}"), err=True)
-    click.echo(f"run {found['run']} {found['state']}", err=True)
-
-
-def wait_for_end(there: Client, run: str) -> dict[str, Any]:
-    """Its row, once it is over."""
-    until = 0.0
-    while True:
-        try:
-            row = there.get(there.run(run))
-            until = 0.0
-            if row["state"] in OVER and not row["watched"]:
-                return dict(row)
-        except HostError:
-            until = until or time.monotonic() + GIVE_UP_S
-            if time.monotonic() > until:
-                raise
-        time.sleep(AGAIN_S)
-
-
 # --- ending and starting again -------------------------------------------------------------------
 
 
 @click.command()
 @click.argument("run", required=False)
+@service_hosts
+@chosen_refused
+@click.option("--grace", type=click.FloatRange(0, 120), default=5.0, help="Seconds between TERM and KILL.")
 @json_option
-def stop(run: str | None, as_json: bool) -> int:
+def stop(run: str | None, grace: float, as_json: bool) -> int:
     """End a run of the service everywhere, or take it from the queue."""
-    return act(run, "/stop", {}, as_json)
+    from launcher import text
+
+    if grace != grace:
+        raise InputError("--grace nan: write a number of seconds")
+    there = service()
+    row = there.post(there.run(there.find(run)["run"], "/stop"), {"grace": grace})
+    click.echo(text.json_line(row_json(row)) if as_json else f"run {row['run']}: {row['state']}")
+    return 0
 
 
 @click.command()
 @click.argument("run")
 @click.option("--world", type=click.IntRange(1), metavar="N", help="With so many ranks.")
 @click.option("--grow", is_flag=True, help="With as many ranks as it was launched with.")
+@i_know_option
+@click.option("--detach", "-d", is_flag=True, help="Return once it has started.")
 @json_option
-def restart(run: str, world: int | None, grow: bool, as_json: bool) -> int:
-    """Have the service start a run again, from its checkpoint if it has one."""
-    body = {**({} if world is None else {"world": world}), **({"grow": True} if grow else {})}
-    return act(run, "/restart", body, as_json)
+def restart(run: str, world: int | None, grow: bool, i_know: bool, detach: bool, as_json: bool) -> int:
+    """Have the service start a run again, from its checkpoint if it has one, and follow it.
 
-
-def act(run: str | None, what: str, body: Mapping[str, Any], as_json: bool) -> int:
+    As without a service, Ctrl-C stops the run.
+    """
     from launcher import text
+    from launcher.cli_remote_logs import attached
 
     there = service()
-    row = there.post(there.run(there.find(run)["run"], what), body)
+    asked = {"world": world, "grow": grow, "i_know": i_know}
+    row = there.post(
+        there.run(there.find(run)["run"], "/restart"), {key: value for key, value in asked.items() if value}
+    )
+    if not detach:
+        return attached(there, row["run"], as_json=as_json, since=row["attempt"])
     click.echo(text.json_line(row_json(row)) if as_json else f"run {row['run']}: {row['state']}")
     return 0
 
 
-# --- runs ----------------------------------------------------------------------------------------
+# --- what it has made ----------------------------------------------------------------------------
 
 
-@click.group()
-def runs() -> None:
-    """Runs that the service knows."""
-
-
-@runs.command("list")
-@click.option("--state", help="Only these states, separated by commas.")
-@click.option("--search", help="Only those that hold this text.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, help="50 by default.")
+@click.command()
+@click.argument("run", required=False)
+@service_hosts
+@chosen_refused
 @json_option
-def list_runs(state: str | None, search: str | None, limit: int, as_json: bool) -> int:
-    """Newest first."""
-    from launcher import render, text
+def checkpoints(run: str | None, as_json: bool) -> int:
+    """Which checkpoints a run of the service has, and on which hosts."""
+    from launcher import pull, pulling, render, text
     from launcher.logs import visible
 
-    rows = service().get("/api/runs", limit=limit, state=state, search=search)["runs"]
+    there = service()
+    told = there.get(there.run(there.find(run)["run"], "/checkpoints"))
+    code = HostError.exit_code if told["errors"] else 0
     if as_json:
-        click.echo(text.json_line(rows))
-        return 0
-    table = [
-        (row["run"], visible(row["name"]) or "-", row["state"], cell(row["loss"]), cell(row["accuracy"]))
-        for row in rows
-    ]
-    render.show_table([("RUN", "NAME", "STATE", "LOSS", "ACCURACY"), *table])
-    return 0
+        click.echo(text.json_line(told))
+        return code
+    for words in told["errors"].values():
+        click.echo(f"error: {visible(words)}; its part is missing", err=True)
+    found = [pull.checkpoint_of(each) for each in told["checkpoints"]]
+    if found:
+        render.show_table(pull.checkpoint_rows(found, time.time()))
+        render.say([visible(f"step {of.step}: {words}") for of in found for words in of.problems])
+    elif not code:
+        click.echo(f"run {told['run']} has no checkpoints")
+    pulling.tell_elsewhere(told["elsewhere"])
+    return code
 
 
-COMMANDS = {each.name: each for each in (ps, status, logs, stop, restart, runs)}
-WITHOUT = ("serve", "submit", "queue", "cancel", "completion")  # these need no other version
+@click.command()
+@click.argument("run", required=False)
+@report_options
+def report(run: str | None, out: str | None, kind: str) -> None:
+    """Put a run of the service into one file: curves, tables, the end of its log."""
+    from launcher.cli_report import put
+
+    there = service()
+    found = there.find(run)["run"]
+    put(there.text(there.run(found, "/report"), format=kind), found, out, kind)
+
+
+# --- which there are -----------------------------------------------------------------------------
+
+COMMANDS = {
+    each.name: each
+    for each in (
+        *(ps, status, stop, restart, checkpoints, report),
+        *(cli_remote_logs.logs, cli_remote_runs.runs, cli_remote_hosts.hosts, cli_remote_hosts.preflight),
+        cli_submit.launch,
+    )
+}
+WITHOUT = ("serve", "submit", "queue", "cancel", "completion", "watcher", "start-queued")  # need no other
+# What works on hosts or files alone, and what to do instead.
+REFUSED = {
+    "init": "a service was told its hosts when it was started",
+    "trust": "a service knows its hosts' keys by its own user's known_hosts: run it there",
+    "exec": "a service starts runs and no other commands",
+    "push": "submit and launch take the code along",
+    "env": "a run's environment is on the service's page and in `report`; run it where the service runs",
+    "explain": "`status` and `logs` tell the cause of a failure",
+    "bench": "hand in what it would run: submit --world N -- --epochs 1",
+    "pull": "files come from the hosts by SSH: run it where the service runs, or name the hosts here; "
+    "`report` and `logs --download` work from here",
+}
 
 
 def command(name: str, plain: click.Command | None) -> click.Command | None:
@@ -310,6 +222,7 @@ def command(name: str, plain: click.Command | None) -> click.Command | None:
         return plain
     if name not in COMMANDS:
         raise InputError(
-            f"{name} works on the hosts, not by a service; leave out --server and RINGCTL_SERVER"
+            f"{name} works on the hosts, not by a service; leave out --server and RINGCTL_SERVER",
+            fix=REFUSED[name],
         )
     return COMMANDS[name]

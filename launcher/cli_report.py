@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.cli_shared import named_run, run_argument
+from launcher.cli_shared import F, named_run, pool, run_argument
 from launcher.errors import InputError
+
+if TYPE_CHECKING:
+    from launcher.runs import Found
+
+
+def report_options(command: F) -> F:
+    for option in reversed(
+        (
+            click.option(
+                "--out", "-o", metavar="FILE", help="Where to; RUN.html here by default, - for stdout."
+            ),
+            click.option(
+                "--markdown", "kind", flag_value="markdown", help="Markdown, with tables and small curves."
+            ),
+            click.option("--json", "kind", flag_value="json", help="The data itself."),
+            click.option(
+                "--html", "kind", flag_value="html", default="html", help="One HTML file that needs no other."
+            ),
+        )
+    ):
+        command = option(command)
+    return command
 
 
 @click.command()
 @run_argument
-@click.option("--out", "-o", metavar="FILE", help="Where to; RUN.html here by default, - for stdout.")
-@click.option("--markdown", "kind", flag_value="markdown", help="Markdown, with tables and small curves.")
-@click.option("--json", "kind", flag_value="json", help="The data itself.")
-@click.option("--html", "kind", flag_value="html", default="html", help="One HTML file that needs no other.")
+@report_options
 def report(run: str | None, out: str | None, kind: str) -> None:
     """Put the latest run, or RUN, into one file: curves, tables, the end of its log.
 
@@ -27,17 +47,35 @@ def report(run: str | None, out: str | None, kind: str) -> None:
 
     found = named_run(run, {})
     reports.record_now(found.run)
-    data = reports.collect(found.run)
+    data = reports.collect(found.run, checkpoints=checkpoints_of(found))
     if kind == "json":
-        made = text.json_line(data) + "\n"
+        made = text.json_line(data)
     else:
         made = reports.render_markdown(data) if kind == "markdown" else reports.render_html(data)
-    where = out or (f"{found.run}.html" if kind == "html" else "-")
+    put(made, found.run, out, kind)
+
+
+def checkpoints_of(found: Found) -> dict[str, Any] | None:
+    """What its hosts have saved; None of a run that has not come to any. A host that is away is named."""
+    from launcher import pulling
+    from launcher.agent import agents_for
+
+    if not found.hosts:
+        return None
+    agents = agents_for((*found.hosts, *found.former), pool())
+    return pulling.hear(found, agents).told()
+
+
+def put(made: str, run: str, out: str | None, kind: str) -> None:
+    """Into the file that was named, or where each kind goes by itself."""
+    where = out or (f"{run}.html" if kind == "html" else "-")
+    if not made.endswith("\n"):
+        made += "\n"
     if where == "-":
         click.echo(made, nl=False)
         return
     write(Path(where), made)
-    click.echo(f"{where}: the report of run {found.run}", err=True)
+    click.echo(f"{where}: the report of run {run}", err=True)
 
 
 def write(path: Path, made: str) -> None:

@@ -1,17 +1,13 @@
-"""The commands around the service: serve, and what hands runs to it."""
+"""The commands around the service: serve, queue, cancel. What hands runs to it is in cli_submit.py."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
 
 import click
 
 from launcher.cli_shared import host_options, json_option, server_url
 from launcher.errors import InputError
-
-if TYPE_CHECKING:
-    from launcher.client import Client
 
 PORT = 8411
 
@@ -79,13 +75,13 @@ def page_link(place: str = "", *, read_only: bool = False, user: str | None = No
         raise InputError(client.NONE)
     role: auth.Role = "read" if read_only else "admin" if user is None else "submit"
     key = auth.make_key(role, auth.user_name() if user is None else auth.checked_name(user))
-    return f"{own.url}/login?key={key}{place}"
+    return f"{own.page or own.url}/login?key={key}{place}"
 
 
 def open_run(run: str | None, tab: str = "") -> int:
     """The page of the user's own service, at the latest run or RUN, signed in by a new link."""
-    from launcher.cli_remote import open_page
     from launcher.client import client_for
+    from launcher.webpage import open_page
 
     found = client_for(None).find(run)["run"]
     return open_page(page_link(f"#/runs/{found}{tab}"))
@@ -144,119 +140,6 @@ def remove_token(name: str) -> int:
     return 0
 
 
-# --- submit --------------------------------------------------------------------------------------
-
-
-@click.command(context_settings={"allow_interspersed_args": False})
-@click.option("--world", type=click.IntRange(1), metavar="N", help="How many ranks; every slot by default.")
-@click.option("--include", default="", metavar="NAMES", help="Only these hosts of the service's inventory.")
-@click.option("--exclude", default="", metavar="NAMES", help="Not these hosts of it.")
-@click.option("--name", default="", help="A name to find the run by.")
-@click.option("--env", "-e", "variables", multiple=True, metavar="NAME=VALUE", help="Set for every rank.")
-@click.option("--env-file", metavar="FILE", help="More of those, secret: NAME=VALUE lines, mode 0600.")
-@click.option("--prefork/--no-prefork", default=True, help="Import torch once a host and fork the ranks.")
-@click.option(
-    "--max-restarts", type=click.IntRange(0), default=0, metavar="K", help="Start again after a failure."
-)
-@click.option(
-    "--restart-delay", type=click.FloatRange(0, 3600), default=2.0, metavar="S", help="Seconds before that."
-)
-@click.option("--min-world", type=click.IntRange(1), metavar="M", help="Go on with so many ranks.")
-@click.option(
-    "--priority", type=click.IntRange(-1000, 1000), default=0, help="Higher goes first; 0 by default."
-)
-@click.option("--after", metavar="RUN", help="Not before that run is over.")
-@click.option("--at", metavar="WHEN", help="Not before 18:00, 2026-01-31T18:00, or in 90s, 10m, 2h, 1d.")
-@click.option("--shared", is_flag=True, help="Its slots may be given to other shared runs, too.")
-@click.option("--wait", "-w", is_flag=True, help="Return when it is over, with its exit code.")
-@click.option("--follow", "-f", is_flag=True, help="The same, and show its log.")
-@json_option
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
-def submit(
-    variables: tuple[str, ...],
-    env_file: str | None,
-    after: str | None,
-    at: str | None,
-    wait: bool,
-    follow: bool,
-    as_json: bool,
-    command: tuple[str, ...],
-    **plain: Any,
-) -> int:
-    """Hand in a run to the service, which starts it when its slots are free.
-
-    What follows -- is as for launch. The code of a command, the folder that you are in, goes along.
-    """
-    from launcher import ask, cli_remote, text
-    from launcher.client import client_for
-
-    service = client_for(server_url())
-    secrets = ask.with_secrets(env_file, ask.variables(variables))
-    body = {
-        **plain,
-        "command": list(command),
-        "variables": ask.variables(variables),
-        "secrets": {name: value.value for name, value in secrets.items()},
-        "after": service.find(after)["run"] if after else "",
-        "at": parse_at(at, time.time()) if at is not None else None,
-        "code": upload(service, command, env_file or ""),
-    }
-    row = service.post("/api/submit", body)
-    if follow:
-        return cli_remote.follow(service, row["run"], as_json=as_json)
-    if not as_json:
-        click.echo(f"handed in {row['run']}" + (f": {row['waiting']}" if row["waiting"] else ""))
-    if wait:
-        row = cli_remote.wait_for_end(service, row["run"])
-    if as_json:
-        click.echo(text.json_line(row))
-    elif wait:
-        cli_remote.tell_end(row)
-    else:
-        click.echo(f"  ringctl queue\n  ringctl --server {service.url} logs {row['run']} --follow")
-    return cli_remote.exit_code(row["state"]) if wait else 0
-
-
-def upload(service: Client, command: tuple[str, ...], env_file: str) -> str:
-    """The digest of the code that a command needs, once the service has it; "" for the built-in trainer."""
-    import tempfile
-
-    from launcher import codestore, push
-    from launcher.ask import TRAINER
-    from launcher.plan import is_trainer
-
-    if is_trainer(command):
-        return ""
-    snapshot = push.of_command(command, TRAINER, env_file)
-    if not service.get(f"/api/code/{snapshot.digest}")["have"]:
-        with tempfile.TemporaryFile() as file:
-            codestore.packed(snapshot, file)
-            service.put(f"/api/code/{snapshot.digest}", file)
-    return snapshot.digest
-
-
-def parse_at(text: str, now: float) -> float:
-    """A moment to come: 18:00 (today or tomorrow), 2026-01-31T18:00, or 90s, 10m, 2h, 1d from now."""
-    import re
-    from datetime import datetime, timedelta
-
-    from launcher.logs import UNITS
-
-    if match := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text):
-        return now + float(match[1]) * UNITS[match[2]]
-    today = datetime.fromtimestamp(now)
-    try:
-        if match := re.fullmatch(r"(\d{1,2}):(\d{2})", text):
-            then = today.replace(hour=int(match[1]), minute=int(match[2]), second=0, microsecond=0)
-            return (then if then > today else then + timedelta(days=1)).timestamp()
-        return datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError, OSError):
-        raise InputError(
-            f"--at {text}: not a time",
-            fix="write when (18:00, 2026-01-31T18:00) or in how long (90s, 10m, 2h, 1d)",
-        ) from None
-
-
 # --- queue, cancel -------------------------------------------------------------------------------
 
 
@@ -312,4 +195,5 @@ def start_queued(run: str) -> int:
     """Launch a run that was handed in, on the slots that were given to it."""
     from launcher import cli, queued
 
-    return cli.launch_and_watch(queued.asked(run), preflight=True, detach=True, as_json=True)
+    asked, checks = queued.asked(run), queued.is_checked(run)
+    return cli.launch_and_watch(asked, preflight=checks, detach=True, as_json=True)

@@ -37,6 +37,112 @@ def host_options(command: F) -> F:
     return command
 
 
+def run_options(command: F) -> F:
+    """What a run is started with, by `launch` as by `submit`."""
+    for option in reversed(
+        (
+            click.option("--world", type=int, metavar="N", help="How many ranks; every slot by default."),
+            click.option("--name", default="", help="A name to find the run by."),
+            click.option(
+                "--env", "-e", "variables", multiple=True, metavar="NAME=VALUE", help="Set for every rank."
+            ),
+            click.option(
+                "--env-file", metavar="FILE", help="More of those, secret: NAME=VALUE lines, mode 0600."
+            ),
+            i_know_option,
+            click.option(
+                "--shared", is_flag=True, help="Its slots may be taken by others as well that say --shared."
+            ),
+            click.option("--master-port", type=click.IntRange(1, 65535), help="A free one by default."),
+            click.option(
+                "--skip-preflight",
+                is_flag=True,
+                help="Start unchecked: what preflight would name then fails in the run.",
+            ),
+            click.option(
+                "--prefork/--no-prefork", default=True, help="Import torch once a host and fork the ranks."
+            ),
+            click.option(
+                "--max-restarts",
+                type=click.IntRange(0),
+                default=0,
+                metavar="K",
+                help="Start again after a failure; 0 by default.",
+            ),
+            click.option(
+                "--restart-delay",
+                type=click.FloatRange(0, 3600),
+                default=2.0,
+                metavar="S",
+                help="Seconds before that; twice as many each time.",
+            ),
+            click.option(
+                "--min-world",
+                type=click.IntRange(1),
+                metavar="M",
+                help="Go on with so many ranks if hosts stay unreachable.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def log_options(command: F) -> F:
+    """Which lines of a log, and how: what `logs` takes, by hosts as by a service."""
+    for option in reversed(
+        (
+            click.option("--follow", "-f", is_flag=True, help="Go on until the run is over."),
+            click.option("--rank", "ranks", metavar="0,2-3", help="Only these ranks."),
+            click.option("--host", "hosts", multiple=True, help="Only this host; may be repeated."),
+            click.option("--since", metavar="WHEN", help="90s, 10m, 2h, 1d ago, or 2026-01-31T18:00."),
+            click.option(
+                "--tail",
+                type=click.IntRange(0, 10**9),
+                metavar="N",
+                help="Only the last N lines; with --json, events.",
+            ),
+            click.option("--grep", metavar="REGEX", help="Only lines that match, whatever their colours."),
+            click.option("--timestamps", "-t", is_flag=True, help="With the time of each line."),
+            click.option("--prefix/--no-prefix", default=True, help="Label lines with rank and host."),
+            click.option("--previous", is_flag=True, help="The attempt before the newest."),
+            click.option(
+                "--download",
+                metavar="DIR",
+                help="Into files instead: one a rank and stream, and all events.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def refused_option(*names: str, why: str, **options: Any) -> Callable[[F], F]:
+    """An option that means nothing where a service is asked, and says so."""
+
+    def refuse(_context: click.Context, parameter: click.Parameter, value: object) -> None:
+        if value not in (None, False, ()):
+            from launcher.errors import InputError
+
+            raise InputError(f"{parameter.opts[-1]}: {why}; leave it out, or --server and RINGCTL_SERVER")
+
+    return click.option(*names, hidden=True, expose_value=False, callback=refuse, help=why, **options)
+
+
+def service_hosts(command: F) -> F:
+    """A service works on its own hosts: what names others is refused."""
+    for name in ("--hosts", "-H", "--hostfile"):
+        command = refused_option(name, f"no_{name.strip('-')}", why="a service has its own hosts")(command)
+    return command
+
+
+def chosen_refused(command: F) -> F:
+    """The same, of commands that are about one run, or all."""
+    for name in ("--include", "--exclude"):
+        command = refused_option(name, why="a service knows the hosts of its runs")(command)
+    return command
+
+
 web_option = click.option(
     "--web", is_flag=True, help="Open its page at your service (ringctl serve) instead."
 )

@@ -31,6 +31,7 @@ class Own:
     url: str
     token: str
     pid: int = 0
+    page: str = ""  # what users open, where that is another address: a proxy's
 
 
 def own_file() -> Path:
@@ -108,8 +109,11 @@ class Client:
         self.url, self._token, self._parts = url, token, parts
 
     def get(self, path: str, **query: Any) -> Any:
-        given = {key: value for key, value in query.items() if value is not None}
-        return self._ask("GET", f"{path}?{urlencode(given)}" if given else path)
+        return self._ask("GET", with_query(path, query))
+
+    def text(self, path: str, **query: Any) -> str:
+        """What is no JSON, or is passed on as it is."""
+        return self._answer("GET", with_query(path, query), seconds=SLOW_S).decode()
 
     def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         return self._ask("POST", path, json.dumps(body or {}).encode(), seconds=SLOW_S)
@@ -159,6 +163,20 @@ class Client:
         kind: str = "application/json",
         seconds: float = ANSWER_S,
     ) -> Any:
+        data = self._answer(method, path, body, kind, seconds)
+        try:
+            return json.loads(data) if data else None
+        except ValueError:
+            raise HostError(self.url, "what answers there is no ringctl service") from None
+
+    def _answer(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        kind: str = "application/json",
+        seconds: float = ANSWER_S,
+    ) -> bytes:
         connection = self._connect(seconds)
         try:
             answer = self._send(connection, method, path, body, kind)
@@ -168,9 +186,7 @@ class Client:
                 raise self._silent(error) from None
             if answer.status >= 400:
                 raise refused(answer.status, data)
-            return json.loads(data) if data else None
-        except ValueError:
-            raise HostError(self.url, "what answers there is no ringctl service") from None
+            return data
         finally:
             connection.close()
 
@@ -206,6 +222,11 @@ class Client:
             if found:
                 raise InputError(f"{reference!r} is the beginning of {len(found)} runs; write more of it")
         raise InputError(f"there is no run {reference!r}", fix="ringctl --server URL ps lists the runs")
+
+
+def with_query(path: str, query: Mapping[str, Any]) -> str:
+    given = {key: value for key, value in query.items() if value is not None}
+    return f"{path}?{urlencode(given)}" if given else path
 
 
 def events(lines: Iterator[bytes] | http.client.HTTPResponse) -> Iterator[tuple[str, int, Any]]:

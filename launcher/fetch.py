@@ -18,7 +18,8 @@ from typing import Any, Literal
 from launcher.agent import ANSWER_S, Agent, Conversation
 from launcher.errors import HostError, RingctlError
 from launcher.fanout import fan_out
-from launcher.pull import Copy, Listing, MetricsFile, listing, size
+from launcher.pull import Copy, Listing, MetricsFile, listing
+from launcher.text import size
 from launcher.transport import Channel
 
 SOURCE = "hostfiles.py"

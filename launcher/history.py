@@ -96,7 +96,7 @@ def forget(run: str) -> None:
     def work(db: sqlite3.Connection) -> None:
         for table in ("runs", *database.OF_A_RUN):
             db.execute(f"DELETE FROM {table} WHERE run = ?", (run,))  # noqa: S608 - names of our own tables
-        db.execute("DELETE FROM notes WHERE key = ?", (preflight_key(run),))
+        db.execute(FORGET_NOTE, (run,))
 
     change(work)
 
@@ -281,16 +281,36 @@ def noted(key: str) -> tuple[float, Any] | None:
     return (row["time"], json.loads(row["data"])) if row else None
 
 
-def preflight_key(run: str) -> str:
-    return f"preflight:{run}"
+PREFLIGHT = "serve:preflight"  # what the service's last look at its hosts found
+OF_RUN = "preflight:"  # what the launch of a run found, with its id behind
+FORGET_NOTE = f"DELETE FROM notes WHERE key = '{OF_RUN}' || ?"  # noqa: S608 - our own word
+NOTE_OF_RUN = "INSERT OR REPLACE INTO notes SELECT ?, ?, ? WHERE EXISTS (SELECT 1 FROM runs WHERE run = ?)"
 
 
 def note_preflight(run: str, found: Any) -> None:
     """What was checked before a run started, or why it did not; only of a run that is remembered."""
-    values = (preflight_key(run), time.time(), json.dumps(found), run)
-    sql = "INSERT OR REPLACE INTO notes SELECT ?, ?, ? WHERE EXISTS (SELECT 1 FROM runs WHERE run = ?)"
+    values = (OF_RUN + run, time.time(), json.dumps(found), run)
     with contextlib.suppress(RingctlError):  # a full disk: the run itself is what counts
-        change(lambda db: db.execute(sql, values), safe=False)
+        change(lambda db: db.execute(NOTE_OF_RUN, values), safe=False)
+
+
+def preflight_of(run: str) -> dict[str, Any] | None:
+    """What was found before it started. How fast the links are, which a launch does not measure, is what the
+    service last found."""
+    own, last = noted(OF_RUN + run), noted(PREFLIGHT)
+    if own is None:
+        return None
+    known = {(pair["from"], pair["to"]): pair for pair in last[1]["pairs"]} if last else {}
+    found = told_at(own)
+    for pair in found["pairs"]:
+        measured = {} if pair.get("problem") else known.get((pair["from"], pair["to"]), {})
+        pair |= {key: measured.get(key) for key in ("latency_ms", "mbit_s") if pair[key] is None}
+    return found
+
+
+def told_at(noted: tuple[float, Any]) -> dict[str, Any]:
+    when, data = noted
+    return {"time": when, **{key: data[key] for key in ("ok", "checks", "pairs")}}
 
 
 # --- What ringctl wrote before it had a database: a file a run -----------------------------------

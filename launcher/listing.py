@@ -111,7 +111,7 @@ def detail(run: str, now: float | None = None, live: RunState | None = None) -> 
         state = None  # of an attempt before
     plan = redact.shown(record.plan) if record else None
     cause = record.cause if record and record.end else None
-    tried, checked = tape.attempts(run), preflight(run)
+    tried, checked = tape.attempts(run), history.preflight_of(run)
     return {
         **about,
         "ranks": ranks(state, record, now),
@@ -121,20 +121,17 @@ def detail(run: str, now: float | None = None, live: RunState | None = None) -> 
         "options": compare.options_of(record) if record else {},
         "environment": environment(record),
         "watched": "",
-        "links": [pair for pair in checked["pairs"] if is_measured(pair)] if checked else [],
+        "links": links(checked["pairs"] if checked else [], about["hosts"]),
         "preflight": checked,
         "actions": [],
     }
 
 
-def preflight(run: str) -> dict[str, Any] | None:
-    """What was found before its newest attempt started, or kept it from starting."""
-    noted = history.noted(history.preflight_key(run))
-    return {"time": noted[0], **{key: noted[1][key] for key in ("ok", "checks", "pairs")}} if noted else None
-
-
-def is_measured(pair: Mapping[str, Any]) -> bool:
-    return pair.get("latency_ms") is not None or pair.get("mbit_s") is not None
+def links(pairs: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> list[dict[str, Any]]:
+    """Between the hosts of a run, as far as they were measured."""
+    told = ("from", "to", "latency_ms", "mbit_s")
+    found = [{key: pair[key] for key in told} for pair in pairs if {pair["from"], pair["to"]} <= set(hosts)]
+    return [link for link in found if (link["latency_ms"], link["mbit_s"]) != (None, None)]
 
 
 def attempt_of(record: history.Record) -> dict[str, Any]:

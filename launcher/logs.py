@@ -27,7 +27,7 @@ class Filter:
             (self.ranks is None or event.rank in self.ranks)
             and (self.hosts is None or event.host in self.hosts)
             and (self.since is None or event.time >= self.since)
-            and (self.grep is None or event.kind != "line" or bool(self.grep.search(event.data["text"])))
+            and (self.grep is None or event.kind != "line" or found_in(event.data["text"], self.grep.search))
         )
 
     def apply(self, events: list[Event]) -> list[Event]:
@@ -35,6 +35,18 @@ class Filter:
 
 
 EVERYTHING = Filter()
+
+
+def filter_of(
+    ranks: str | None, hosts: Sequence[str], since: str | None, grep: str | None, *, now: float
+) -> Filter:
+    """What the options of `logs` mean."""
+    return Filter(
+        ranks=parse_ranks(ranks) if ranks is not None else None,
+        hosts=frozenset(hosts) or None,
+        since=parse_since(since, now) if since is not None else None,
+        grep=parse_grep(grep) if grep is not None else None,
+    )
 
 
 def parse_ranks(text: str) -> frozenset[int]:
@@ -71,6 +83,15 @@ def parse_grep(text: str) -> re.Pattern[str]:
         raise InputError(
             f"--grep {text}: not a regular expression: {error}", fix=r"write \( for a bracket"
         ) from None
+
+
+# What colours text and moves the cursor: CSI ... letter, OSC ... BEL or ST, and the short ones.
+ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-Z\\^-~])")
+
+
+def found_in(text: str, search: Callable[[str], object]) -> bool:
+    """Whether a line holds it, as it was written or as a terminal shows it: colours may cut a word in two."""
+    return bool(search(text) or ("\x1b" in text and search(ESCAPES.sub("", text))))
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -56,8 +56,7 @@ def forget(runs: Sequence[str], *, logs_only: bool = False) -> None:
             for table in tables:
                 db.executemany(f"DELETE FROM {table} WHERE run = ?", some)  # noqa: S608 - names of our own tables
             if not logs_only:
-                notes = [(history.preflight_key(run),) for (run,) in some]
-                db.executemany("DELETE FROM notes WHERE key = ?", notes)
+                db.executemany(history.FORGET_NOTE, some)
 
         history.change(work)
     for run in () if logs_only else runs:

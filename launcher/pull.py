@@ -342,6 +342,26 @@ def checkpoint_json(of: Checkpoint) -> dict[str, Any]:
     }
 
 
+def checkpoint_of(told: Mapping[str, Any]) -> Checkpoint:
+    """What `checkpoint_json` tells, as far as it is shown again."""
+
+    def problem(each: Mapping[str, Any]) -> str:
+        return "" if each["ok"] else "damaged"
+
+    return Checkpoint(
+        step=told["step"],
+        epoch=told["epoch"],
+        world=told["world"],
+        complete=told["complete"],
+        parts=tuple(Part(p["rank"], p["host"], p["bytes"], problem(p)) for p in told["parts"]),
+        models=tuple(Copy(c["host"], c["bytes"], c["sha256"], problem(c)) for c in told["models"]),
+        bytes=told["bytes"],
+        written=told["written"],
+        options={},
+        problems=tuple(told["problems"]),
+    )
+
+
 COMPLETE = {True: "yes", False: "no", None: "unknown"}
 
 
@@ -357,16 +377,8 @@ def checkpoint_rows(found: Sequence[Checkpoint], now: float) -> list[text.Row]:
                 f"{ranges({part.rank for part in whole}) or 'none'} of {of.world or '?'}",
                 grouped(list(dict.fromkeys(part.host for part in of.parts))) or "-",
                 grouped([copy.host for copy in of.whole_models]) or "-",
-                size(of.bytes),
+                text.size(of.bytes),
                 text.ago(of.written, now),
             )
         )
     return rows
-
-
-def size(number: int) -> str:
-    """Bytes, to be read at a glance."""
-    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if number >= unit:
-            return f"{number / unit:,.1f} {name}"
-    return f"{number} bytes"

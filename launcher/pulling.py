@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from launcher import fetch, pull, showlogs, text
 from launcher.agent import Agent
@@ -55,6 +56,13 @@ class Heard:
     def checkpoints(self) -> list[Checkpoint]:
         return pull.checkpoints(self.listings, all_heard=not self.away and not self.found.elsewhere)
 
+    def told(self) -> dict[str, Any]:
+        """What `ringctl checkpoints --json` prints."""
+        about = {"run": self.found.run, "name": self.found.name}
+        each = [pull.checkpoint_json(of) for of in self.checkpoints()]
+        elsewhere = pull.chosen_folders(self.listings)
+        return {**about, "checkpoints": each, "elsewhere": elsewhere, "errors": self.away}
+
 
 def hear(found: Found, agents: Mapping[str, Agent]) -> Heard:
     heard = Heard(found, agents)
@@ -94,7 +102,7 @@ def bring(heard: Heard, to: PullFolder, step: int | None) -> None:
         part = to.model_part(copy.sha256)
         to.place_model(part if part.exists() else None, pull.model_json(heard.found.run, of, copy))
         epoch = "" if of.epoch is None else f", epoch {of.epoch}"
-        print(f"model.pt: step {of.step}{epoch}, {pull.size(copy.bytes)} from {copy.host}, checksum right")
+        print(f"model.pt: step {of.step}{epoch}, {text.size(copy.bytes)} from {copy.host}, checksum right")
     for name, number in to.place_rest(whole_logs).items():
         print(f"{name}: {text.count(number, 'file')}")
     to.close(keep_model=model is None and heard.code != 0)

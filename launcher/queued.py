@@ -51,6 +51,9 @@ class Submission:
     at: float | None = None
     code: str = ""
     shared: bool = False
+    master_port: int | None = None
+    i_know: bool = False
+    skip_preflight: bool = False
 
 
 @dataclass(frozen=True)
@@ -204,6 +207,7 @@ def work_folder(run: str) -> Path:
 
 
 def env_file(run: str) -> Path:
+    """Its secrets, for as long as the run is known: for a restart, and to hide them in its log."""
     return folder(run) / "secrets.env"
 
 
@@ -295,7 +299,15 @@ def told(run: str) -> tuple[bool, str]:
     """(whether a launch that has ended said that it started the run, what it complained of)."""
     said = tail(folder(run) / "out")
     started = any(line.startswith('{"run":') for line in said.splitlines())
-    return started, complaint(tail(folder(run) / "err"))
+    return started, unnamed(run, complaint(tail(folder(run) / "err")))
+
+
+def unnamed(run: str, words: str) -> str:
+    """Without the places of this machine, which tell nothing to whoever handed the run in."""
+    words = words.replace(str(work_folder(run)), "what was handed in").replace(
+        str(env_file(run)), "its secrets"
+    )
+    return words.replace(str(folder(run)), "the service's folder")
 
 
 def complaint(said: str) -> str:
@@ -332,13 +344,21 @@ def asked(run: str) -> ask.Asked:
         run=run,
         world=sum(found.slots.values()) or said.world,
         name=said.name,
+        master_port=said.master_port,
         prefork=said.prefork,
         variables=said.variables,
         env_file=str(env_file(run)) if said.secrets else None,
+        i_know=said.i_know,
         shared=said.shared,
         restarts=ask.Restarts(said.max_restarts, said.restart_delay, said.min_world),
         snapshot=snapshot,
     )
+
+
+def is_checked(run: str) -> bool:
+    """Whether its hosts are looked at before it starts."""
+    found = row(run)
+    return found is None or not found.submission.skip_preflight
 
 
 def bring_code(digest: str, work: Path) -> None:

@@ -29,8 +29,11 @@ QUIET_S = 2.0  # whoever hears nothing for so long has heard what there is
 LONGEST_S = 120.0
 
 
-def collect(run: str, detail: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """All that is written down here of a run; no host is asked. A service knows more of its `detail`."""
+def collect(
+    run: str, detail: Mapping[str, Any] | None = None, checkpoints: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """All that is written down here of a run; no host is asked. A service knows more of its `detail`; of its
+    `checkpoints` only the hosts know."""
     from launcher import listing, tape
 
     detail = detail or listing.detail(run)
@@ -43,6 +46,7 @@ def collect(run: str, detail: Mapping[str, Any] | None = None) -> dict[str, Any]
         "made": time.time(),
         "run": detail,
         "metrics": tape.series(run, points=POINTS),
+        "checkpoints": checkpoints,
         "log": {"lines": page.lines, "more": page.more},
     }
 

@@ -74,18 +74,19 @@ def text(value: str) -> str:
     return html.escape(words.seen(value))
 
 
-def table(name: str, head: words.Cells, rows: Iterable[words.Cells], kind: str = "") -> str:
+def table(name: str, head: words.Cells, rows: Iterable[words.Cells], kind: str = "", said: str = "") -> str:
     def row(cells: Sequence[str], tag: str, scope: str) -> str:
         first, *rest = cells
         inside = "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in rest)
         return f'<tr><th scope="{scope}">{html.escape(first)}</th>{inside}</tr>'
 
     made = [row(cells, "td", "row") for cells in rows]
+    note = f'<p class="soft small">{html.escape(said)}</p>' if said else ""
     if not made:
-        return ""
+        return f'<section class="card pad"><h2>{html.escape(name)}</h2>{note}</section>\n' if said else ""
     heads = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in head)
     return (
-        f'<section class="card pad"><h2>{html.escape(name)}</h2><div class="scroll">'
+        f'<section class="card pad"><h2>{html.escape(name)}</h2>{note}<div class="scroll">'
         f'<table class="plain {kind}">'
         f"<thead><tr>{heads}</tr></thead><tbody>{''.join(made)}</tbody></table></div></section>\n"
     )
@@ -108,6 +109,15 @@ def stats(run: Mapping[str, Any]) -> str:
     return f'<dl class="stats">{"".join(inside)}</dl>{"".join(long)}\n' if made else ""
 
 
+def preflight(run: Mapping[str, Any]) -> str:
+    """In words; the script puts the page's tables in their place."""
+    if not run.get("preflight"):
+        return ""
+    findings = [f"{where}: {check}: {found}" for where, check, found, _ in words.finding_rows(run)]
+    said = "".join(f"<p>{html.escape(line)}</p>" for line in (words.preflight_words(run), *findings))
+    return f'<section class="card pad" id="preflight"><h2>Preflight</h2><div>{said}</div></section>\n'
+
+
 def log(said: Mapping[str, Any]) -> str:
     if not said["lines"]:
         return ""
@@ -119,10 +129,22 @@ def log(said: Mapping[str, Any]) -> str:
     )
 
 
+def seen(data: Any) -> Any:
+    """With all texts as they are shown elsewhere: what a host said may be any bytes."""
+    if isinstance(data, str):
+        return words.seen(data)
+    if isinstance(data, Mapping):
+        return {key: seen(value) for key, value in data.items()}
+    return [seen(value) for value in data] if isinstance(data, (list, tuple)) else data
+
+
 def drawn(data: Mapping[str, Any]) -> dict[str, Any]:
     """What the script needs, and no more."""
     series = [{key: one.get(key) for key in CURVES} for one in data["metrics"].get("series") or []]
-    return {"run": {key: data["run"].get(key) for key in DRAWN}, "metrics": {"last": 0, "series": series}}
+    return {
+        "run": {key: seen(data["run"].get(key)) for key in DRAWN},
+        "metrics": {"last": 0, "series": series},
+    }
 
 
 # --- The whole -----------------------------------------------------------------------------------
@@ -144,8 +166,17 @@ def render_html(data: Mapping[str, Any]) -> str:
             table("Options", ("name", "value"), words.options(run), "pairs"),
             table("Ranks", words.RANKS, words.rank_rows(run)),
             table("Attempts", words.ATTEMPTS, words.attempt_rows(run)),
+            table("Links", words.LINKS, words.link_rows(run)),
+            table(
+                "Checkpoints",
+                words.CHECKPOINTS,
+                words.checkpoint_rows(data),
+                "",
+                words.checkpoint_words(data),
+            ),
+            table("Plan", words.PLAN, words.plan_rows(run), "", words.plan_words(run)),
             table("Environment", head, rows),
-            '<section class="card pad" id="preflight" hidden><h2>Preflight</h2><div></div></section>\n',
+            preflight(run),
             log(data["log"]),
             f'<footer class="soft small">Made by ringctl {text(data["ringctl"])}, ',
             f"{words.moment(data['made'])}. This file needs nothing else and asks nobody.</footer>",

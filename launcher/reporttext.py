@@ -3,6 +3,7 @@ report share. Pure."""
 
 from __future__ import annotations
 
+import collections
 import itertools
 import json
 import re
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from launcher import logs
-from launcher.text import number
+from launcher.text import number, size
 
 Cells = Sequence[str]
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -133,6 +134,86 @@ def attempt_rows(run: Mapping[str, Any]) -> list[Cells]:
     return rows
 
 
+def plan_rows(run: Mapping[str, Any]) -> list[Cells]:
+    """What was started where; the ranks of a host have the same command."""
+    rows: list[Cells] = []
+    for host in (run.get("plan") or {}).get("hosts") or []:
+        ranks = host.get("ranks") or []
+        words = figure(ranks[0].get("argv")) if ranks else "–"
+        rows.append([seen(host.get("host") or ""), logs.ranges(rank["rank"] for rank in ranks), words])
+    return rows
+
+
+def plan_words(run: Mapping[str, Any]) -> str:
+    plan: Mapping[str, Any] = run.get("plan") or {}
+    if not plan.get("master_address"):
+        return ""
+    code = f", code {plan['code'][:12]}" if plan.get("code") else ""
+    return seen(f"Ranks meet at {plan['master_address']}:{plan.get('master_port')}{code}")
+
+
+def link_rows(run: Mapping[str, Any]) -> list[Cells]:
+    """Between the hosts of the run, as far as they were measured."""
+    rows: list[Cells] = []
+    for link in run.get("links") or []:
+        latency, speed = number(link.get("latency_ms")), number(link.get("mbit_s"))
+        cells = [
+            "–" if latency is None else f"{latency:.3g} ms",
+            "–" if speed is None else f"{speed:,.0f} Mbit/s",
+        ]
+        rows.append([seen(link.get("from") or ""), seen(link.get("to") or ""), *cells])
+    return rows
+
+
+def preflight_words(run: Mapping[str, Any]) -> str:
+    """How the hosts were found to be, and when."""
+    found: Mapping[str, Any] = run.get("preflight") or {}
+    if not found:
+        return ""
+    count = collections.Counter(check["status"] for check in found.get("checks") or [])
+    told = ", ".join(f"{count[key]} {word}" for key, word in STATUS.items() if count[key])
+    how = "Ready" if found.get("ok") else "Not ready"
+    return f"{how} on {moment(found.get('time'))}: {told or 'nothing checked'}"
+
+
+def finding_rows(run: Mapping[str, Any]) -> list[Cells]:
+    """What preflight found amiss, the worst first."""
+    checks = (run.get("preflight") or {}).get("checks") or []
+    bad = [check for status in ("fail", "warn") for check in checks if check["status"] == status]
+    return [
+        [
+            seen(f"{check.get('host')} → {check['peer']}" if check.get("peer") else check.get("host") or ""),
+            f"{check['name']} {STATUS[check['status']]}",
+            seen(check.get("found") or ""),
+            seen(check.get("fix") or "") or "–",
+        ]
+        for check in bad
+    ]
+
+
+def checkpoint_rows(data: Mapping[str, Any]) -> list[Cells]:
+    rows: list[Cells] = []
+    for of in (data.get("checkpoints") or {}).get("checkpoints") or []:
+        whole = {True: "yes", False: "no", None: "unknown"}[of.get("complete")]
+        hosts = dict.fromkeys(part["host"] for part in of.get("parts") or [])
+        cells = [figure(of.get("step")), figure(of.get("epoch")), whole, figure(of.get("world"))]
+        rows.append(
+            [*cells, seen(", ".join(hosts)) or "–", size(of.get("bytes") or 0), moment(of.get("written"))]
+        )
+    return rows
+
+
+def checkpoint_words(data: Mapping[str, Any]) -> str:
+    """Whose part of them is missing."""
+    errors = (data.get("checkpoints") or {}).get("errors") or {}
+    return f"Not heard of: {', '.join(map(seen, errors))}" if errors else ""
+
+
+STATUS = {"fail": "failed", "warn": "warned", "ok": "passed", "skip": "skipped"}
+PLAN = ("host", "ranks", "command")
+LINKS = ("from", "to", "latency", "bandwidth")
+FINDINGS = ("host", "check", "found", "to do")
+CHECKPOINTS = ("step", "epoch", "complete", "ranks", "on", "size", "written")
 ATTEMPTS = ("attempt", "state", "started", "took", "ranks", "cause")
 
 
@@ -170,8 +251,10 @@ def md_table(head: Cells, rows: Iterable[Cells]) -> list[str]:
     return [lines[0], "|" + " --- |" * len(head), *lines[1:]]
 
 
-def section(name: str, head: Cells, rows: Sequence[Cells]) -> list[str]:
-    return [f"## {name}", "", *md_table(head, rows), ""] if rows else []
+def section(name: str, head: Cells, rows: Sequence[Cells], words: str = "") -> list[str]:
+    said = [f"{escaped(words)}.", ""] if words else []
+    table = [*md_table(head, rows), ""] if rows else []
+    return [f"## {name}", "", *said, *table] if said or table else []
 
 
 def curves(metrics: Mapping[str, Any]) -> list[Cells]:
@@ -209,7 +292,11 @@ def render_markdown(data: Mapping[str, Any]) -> str:
     lines += section("Options", ("name", "value"), options(run))
     lines += section("Ranks", RANKS, rank_rows(run))
     lines += section("Attempts", ATTEMPTS, attempt_rows(run))
+    lines += section("Links", LINKS, link_rows(run))
+    lines += section("Checkpoints", CHECKPOINTS, checkpoint_rows(data), checkpoint_words(data))
+    lines += section("Plan", PLAN, plan_rows(run), plan_words(run))
     lines += section("Environment", head, rows)
+    lines += section("Preflight", FINDINGS, finding_rows(run), preflight_words(run))
     said = [log_line(line) for line in data["log"]["lines"][-LINES_SHOWN:]]
     if said:
         lines += ["## End of the log", "", *fenced(said), ""]

@@ -19,7 +19,6 @@ from launcher.model import CheckResult, Inventory, Plan, to_json
 from launcher.plan import LaunchOptions, make_plan, place
 from launcher.preflight import survey as surveys
 from launcher.preflight.examine import Examined, examine, result_line
-from launcher.preflight.report import as_json
 from launcher.push import Snapshot, push
 from launcher.runs import stop
 from launcher.transport import Pool
@@ -86,6 +85,9 @@ def prepare(
 
 
 def note_checked(run: str, checked: Examined) -> None:
+    """For its report, and its page."""
+    from launcher.preflight.report import as_json
+
     history.note_preflight(run, as_json(checked))
 
 

@@ -9,26 +9,28 @@ from pathlib import Path
 
 import click
 
-from launcher.errors import RingctlError
-from launcher.servestart import Options, refuse_exposed
+from launcher.errors import InputError, RingctlError
+from launcher.servestart import Options, hosts_of, refuse_exposed
+from launcher.watching import WATCHER
 from launcher.wholefile import replace_whole
 
 UNIT = "ringctl-serve.service"
 ASK_S = 20.0
+KEPT = ("RINGCTL_HOME", "PATH", "VIRTUAL_ENV", "CONDA_PREFIX")  # the last two say where ranks find torch
 
 
 def unit_text(options: Options) -> str:
     """Its launches and watchers are left alone when it ends: runs do not depend on it."""
-    kept = {name: os.environ[name] for name in ("RINGCTL_HOME", "PATH") if name in os.environ}
+    kept = {name: os.environ[name] for name in KEPT if os.environ.get(name)}
     environment = "".join(f"Environment={quoted(f'{name}={value}')}\n" for name, value in kept.items())
     return (
         "[Unit]\n"
         "Description=ringctl: queue, API and page for training runs\n"
         "After=network-online.target\n\n"
         "[Service]\n"
-        f"ExecStart={' '.join(map(quoted, argv(options)))}\n"
+        f"ExecStart={' '.join([quoted(sys.executable), *map(argument, argv(options))])}\n"
         f"{environment}"
-        f"WorkingDirectory={quoted_path(os.getcwd())}\n"
+        f"WorkingDirectory={plain_path(os.getcwd())}\n"
         "Restart=always\n"
         "RestartSec=2\n"
         "KillMode=process\n"
@@ -39,7 +41,9 @@ def unit_text(options: Options) -> str:
 
 
 def argv(options: Options) -> list[str]:
-    where = options.where
+    """What Python is told: as `-m launcher` it would take a folder of that name, or a json.py, that lies in
+    the folder it works in."""
+    where, _ = hosts_of(options.where)  # the inventory that is found now
     given = {
         "--hosts": where.hosts_file,
         "-H": where.host_list,
@@ -54,16 +58,26 @@ def argv(options: Options) -> list[str]:
     }
     words = [word for name, value in given.items() if value for word in (name, value)]
     names = [word for name in options.names for word in ("--name", name)]
-    return [sys.executable, "-m", "launcher", "--no-input", "serve", *words, *names]
+    return ["-c", WATCHER, "--no-input", "serve", *words, *names]
 
 
 def quoted(word: str) -> str:
-    """As systemd reads it: no variable, no specifier, no line's end."""
-    text = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    """As systemd reads it: no specifier, no line's end."""
+    text = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{text}"'.replace("\n", "\\n")
 
 
-def quoted_path(path: str) -> str:
+def argument(word: str) -> str:
+    """The same in a command, after the program: no variable either."""
+    return quoted(word).replace("$", "$$")
+
+
+def plain_path(path: str) -> str:
+    """A setting that takes a path as it stands, to the line's end."""
+    if any(ord(c) < 32 for c in path) or path != path.strip() or path.endswith("\\"):
+        raise InputError(
+            f"{path!r}: systemd cannot work in a folder of this name", fix="change to another one"
+        )
     return path.replace("%", "%%")
 
 

@@ -69,14 +69,15 @@ def start(options: Options) -> int:
         settings = Settings(where, inventory, names, f"ringctl_{port}", secure)
         url = f"{options.scheme}://{local_name(options)}:{port}"
         token = auth.add_token(auth.OWN, "admin")
-        history.write_as(client.Own(url, token, os.getpid()), client.own_file())
+        page = options.proxy.rstrip("/") or url
+        history.write_as(client.Own(url, token, os.getpid(), page), client.own_file())
         key = auth.make_key("admin", auth.user_name())
         listening = server.Listening(options.bind, port, options.tls_cert, options.tls_key)
 
         def ready() -> None:
             slots = sum(host.slots for host in inventory.hosts)
             click.echo(f"serving {slots} slots of {inventory.source or 'this machine'} at {url}")
-            click.echo(f"open {options.proxy.rstrip('/') or url}/login?key={key}")
+            click.echo(f"open {page}/login?key={key}")
             sys.stdout.flush()
 
         try:

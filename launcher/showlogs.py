@@ -7,7 +7,7 @@ import gc
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -149,13 +149,7 @@ def moved_on(state: RunState | None, attempt: int, away: Mapping[str, str]) -> b
 
 def download(found: Found, agents: Mapping[str, Agent], target: Path, *, attempt: int = 0) -> int:
     """Write DIR/<run>/, and tell whose part of it is missing."""
-    folder = target / found.run
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        raise InputError(f"{folder} is there already; name another folder") from None
-    except OSError as error:
-        raise InputError(f"{folder}: {error.strerror}; name another folder") from None
+    folder = new_folder(target / found.run)
     files, away = save(found, agents, folder, attempt=attempt)
     for reason in away.values():
         print(f"error: {reason}; its part is missing", file=sys.stderr)
@@ -163,13 +157,35 @@ def download(found: Found, agents: Mapping[str, Agent], target: Path, *, attempt
     return HostError.exit_code if away else 0
 
 
+def new_folder(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise InputError(f"{folder} is there already; name another folder") from None
+    except OSError as error:
+        raise InputError(f"{folder}: {error.strerror}; name another folder") from None
+    return folder
+
+
 def save(
     found: Found, agents: Mapping[str, Agent], folder: Path, *, attempt: int = 0
 ) -> tuple[int, Mapping[str, str]]:
-    """Write events.jsonl in merged order, and what each rank wrote, byte for byte: how many files that are,
-    and why a host's part of them is missing."""
-    files: dict[str, BinaryIO] = {}
+    """Write what the hosts have of an attempt: how many files that are, and why a host's part is missing."""
     away: Mapping[str, str] = {}
+
+    def pages() -> Iterator[Sequence[Event]]:
+        nonlocal away
+        asked = attempt or newest_of(found)
+        for update in follow(agents, found.run, live=False, attempt=asked, some=bool(attempt)):
+            away = update.unheard
+            yield update.events
+
+    return write_files(pages(), folder), away
+
+
+def write_files(pages: Iterable[Sequence[Event]], folder: Path) -> int:
+    """Write events.jsonl in merged order, and what each rank wrote, byte for byte: how many files."""
+    files: dict[str, BinaryIO] = {}
     with contextlib.ExitStack() as stack:
 
         def file(name: str) -> BinaryIO:
@@ -177,17 +193,13 @@ def save(
                 files[name] = stack.enter_context(open(folder / name, "wb"))
             return files[name]
 
-        for update in follow(
-            agents, found.run, live=False, attempt=attempt or newest_of(found), some=bool(attempt)
-        ):
-            away = update.unheard
-            for event in update.events:
-                file("events.jsonl").write(text.json_line(event.to_json()).encode() + b"\n")
-                if event.kind == "line":
-                    data = event.data["text"] + event.data.get("end", "\n")
-                    name = f"rank{event.rank}.{event.data['stream']}.log"
-                    file(name).write(data.encode("utf-8", "surrogateescape"))
-    return len(files), away
+        for event in (event for page in pages for event in page):
+            file("events.jsonl").write(text.json_line(event.to_json()).encode() + b"\n")
+            if event.kind == "line":
+                data = event.data["text"] + event.data.get("end", "\n")
+                name = f"rank{event.rank}.{event.data['stream']}.log"
+                file(name).write(data.encode("utf-8", "surrogateescape"))
+    return len(files)
 
 
 def writer(look: Look) -> Callable[[list[Event]], None]:

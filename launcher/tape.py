@@ -21,6 +21,7 @@ from launcher import database, history
 from launcher.errors import RingctlError
 from launcher.fold import ASIDE
 from launcher.follow import Place
+from launcher.logs import found_in
 from launcher.model import Event, RunState, from_json, to_json
 from launcher.text import number
 
@@ -42,6 +43,7 @@ OUT, ERR, TELLING = 1, 2, 4  # flags of a chunk: lines of both streams, and what
 ORDINARY, SCORED = 0, 1  # kinds of metrics: those with an accuracy are few, and none of them is to be missed
 CURVES = ("loss", "accuracy", "samples_per_s", "step_ms", "comm_ms", "bytes_sent")
 encode = json.JSONEncoder(separators=(",", ":")).encode
+ESCAPE = encode("\x1b")[1:-1].encode()
 
 
 class NotRecorded(RingctlError):
@@ -346,16 +348,22 @@ class Wanted:
 
     head: re.Pattern[bytes]
     stream: str | None
-    needles: tuple[bytes, ...]
+    needle: bytes  # in lower case; b"" where the bytes tell nothing
     search: Callable[[str], object] | None
 
     def line(self, id_: int, row: bytes, run: str) -> Line | None:
-        if not self.head.match(row) or any(needle not in row for needle in self.needles):
+        if not self.head.match(row) or not self.may_be(row):
             return None
         line = line_of(id_, decoded(run, row))
         if line is None or (self.stream and line[5] != self.stream):
             return None
-        return line if self.search is None or self.search(line[6]) else None
+        return line if self.search is None or found_in(line[6], self.search) else None
+
+    def may_be(self, row: bytes) -> bool:
+        """By its bytes. A colour may cut the word that is looked for in two."""
+        if self.stream and f'"stream":"{self.stream}"'.encode() not in row:
+            return False
+        return not self.needle or self.needle in row.lower() or ESCAPE in row
 
 
 def wanted(
@@ -364,11 +372,14 @@ def wanted(
     """Decides most by the bytes alone: decoding each line would take ten times as long."""
     hosts = "|".join(re.escape(encode(name)) for name in host) if host else r'"(?:[^"\\]|\\.)*"'
     ranks = "|".join(map(str, rank)) if rank else r"\w+"
-    needles = [f'"stream":"{stream}"'.encode()] if stream else []
-    needles += [encode(search)[1:-1].encode()] if search and not regex else []
-    matches: Callable[[str], object] | None = (lambda text: search in text) if search else None
+    look: Callable[[str], object] | None = None
+    if search:
+        low = search.lower()
+        look = re.compile(search).search if regex else lambda text: low in text.lower()
     head = re.compile(rf'\["line",(?:{hosts}),(?:{ranks}),'.encode())
-    return Wanted(head, stream, tuple(needles), re.compile(search).search if search and regex else matches)
+    # Written as \u00c4, what is not ASCII has another lower case.
+    needle = encode(search.lower())[1:-1].encode() if search.isascii() and not regex else b""
+    return Wanted(head, stream, needle, look)
 
 
 def lines(

@@ -84,6 +84,14 @@ def number(value: Any) -> float | None:
     return float(value) if usable else None
 
 
+def size(number: int) -> str:
+    """Bytes, to be read at a glance."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if number >= unit:
+            return f"{number / unit:,.1f} {name}"
+    return f"{number} bytes"
+
+
 def brief(value: Any) -> str:
     """Whatever a rank called its step or loss, as a word that does no harm to a terminal."""
     return visible(str(value)[:20])

@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from launcher import __version__, ask, codestore, history, listing, queued, redact, tape
+from launcher import __version__, ask, codestore, history, listing, pruning, queued, redact, tape
 from launcher import report as reports
 from launcher.errors import InputError, RingctlError
 from launcher.inventory import variable_problem
@@ -22,6 +22,10 @@ from launcher.serve.call import Answer, Call, Refused
 from launcher.serve.children import ringctl
 from launcher.serve.service import fresh_id
 
+SOME_EVENTS = 1000  # that are read at a time
+MOST_EVENTS = 4 << 20  # characters, about, in one answer
+STOP_S = 120.0  # besides the grace that ranks are given
+REPORT_S = 20.0  # a report does not wait longer for hosts
 CANCEL_S = 15.0  # by then a launch that is interrupted has ended, most times
 
 
@@ -92,6 +96,22 @@ def log(call: Call) -> dict[str, Any]:
     return {"lines": page.lines, "first": page.first, "last": page.last, "more": page.more}
 
 
+def events(call: Call) -> dict[str, Any]:
+    """All kinds of them; no more at once than is held in memory without a thought."""
+    row_of(call)
+    after, limit = call.query["after"], call.query["limit"]
+    found: list[dict[str, Any]] = []
+    size = 0
+    while len(found) < limit and size < MOST_EVENTS:
+        some = tape.events(call.path["run"], after, min(SOME_EVENTS, limit - len(found)))
+        if not some:
+            return {"events": found, "last": after, "more": False}
+        found += [{"id": id_, **event.to_json()} for id_, event in some]
+        size += sum(len(event.data.get("text", "")) for _, event in some)
+        after = some[-1][0]
+    return {"events": found, "last": after, "more": True}
+
+
 def checkpoints(call: Call) -> dict[str, Any]:
     row_of(call)
     found: dict[str, Any] = ringctl("checkpoints", call.path["run"], "--json", seconds=60.0).json()
@@ -119,6 +139,9 @@ def submission(call: Call) -> dict[str, Any]:
         min_world=options.min_world,
         prefork=options.prefork,
         shared=options.shared,
+        master_port=options.master_port,
+        i_know=options.i_know,
+        skip_preflight=not options.preflight,
     )
     return without_secrets(said)
 
@@ -132,14 +155,22 @@ def without_secrets(said: queued.Submission) -> dict[str, Any]:
 
 
 def report(call: Call) -> Answer:
-    row_of(call)
-    data = reports.collect(call.path["run"], call.service.detail(call.path["run"]))
+    run, found = call.path["run"], call.service.detail(call.path["run"])
+    data = reports.collect(run, known(call, found), saved(run) if found and found["plan"] else None)
     if call.query["format"] == "json":
         return Answer(data)
     if call.query["format"] == "markdown":
         return Answer(reports.render_markdown(data), kind="text/markdown; charset=utf-8")
     policy = {"Content-Security-Policy": reports.content_security_policy()}
     return Answer(reports.render_html(data), kind="text/html; charset=utf-8", headers=policy)
+
+
+def saved(run: str) -> dict[str, Any] | None:
+    """Its checkpoints, if its hosts say in time."""
+    try:
+        return dict(ringctl("checkpoints", run, "--json", seconds=REPORT_S).json())
+    except (Refused, RingctlError):
+        return None
 
 
 def compare(call: Call) -> dict[str, Any]:
@@ -164,7 +195,8 @@ def mine(call: Call) -> dict[str, Any]:
 def stop(call: Call) -> dict[str, Any]:
     run = mine(call)["run"]
     if not is_cancelled(call, run):
-        done = ringctl("stop", run, "--json")
+        grace = float(call.body.get("grace", 5.0))
+        done = ringctl("stop", run, "--json", "--grace", str(grace), seconds=grace + STOP_S)
         done.json()
         if done.code not in (0, 1):
             raise done.refusal()
@@ -200,7 +232,7 @@ def restart(call: Call) -> dict[str, Any]:
     if record is None:
         raise Refused(409, f"run {run} has never started", "hand it in again")
     if queued.row(run) is not None and record.options.secrets and not queued.env_file(run).exists():
-        raise Refused(409, "its secrets were not kept after its end", "hand it in again, with them")
+        raise Refused(409, "its secrets are not here any more", "hand it in again, with them")
     world, grow = call.body.get("world"), bool(call.body.get("grow"))
     if world is not None and grow:
         raise Refused(400, "grow means as many ranks as it was launched with", "leave out world")
@@ -212,7 +244,8 @@ def restart(call: Call) -> dict[str, Any]:
         refuse_taken(call, run, needed)
         keeper.reserved[run] = needed
     try:
-        more = ["--world", str(world)] if world is not None else ["--grow"] if grow else []
+        more = ["--world", str(int(world))] if world is not None else ["--grow"] if grow else []
+        more += ["--i-know"] if call.body.get("i_know") else []
         folder = code_folder(run, record.options.workdir)
         done = ringctl("restart", run, "--detach", "--json", *more, seconds=300.0, folder=folder)
         done.json()
@@ -244,6 +277,22 @@ def refuse_taken(call: Call, run: str, needed: dict[str, int]) -> None:
             )
 
 
+def prune(call: Call) -> dict[str, Any]:
+    asked = call.body
+    age, keep = asked.get("older_than"), asked.get("keep")
+    if age is None and keep is None:
+        raise Refused(400, "older_than and keep are missing", "give one of them, or both")
+    logs_only = bool(asked.get("logs_only"))
+    found = pruning.chosen(age, None if keep is None else int(keep), time.time(), logs_only=logs_only)
+    if asked.get("runs") is not None:
+        seen = set(asked["runs"])
+        found = [run for run in found if run in seen]
+    if asked.get("dry_run"):
+        return {"chosen": found, "forgotten": []}
+    pruning.forget(found, logs_only=logs_only)
+    return {"chosen": found, "forgotten": found}
+
+
 # --- Handing in ----------------------------------------------------------------------------------
 
 
@@ -269,7 +318,10 @@ def whole(value: Any) -> Any:
 
 def checked(call: Call, said: queued.Submission) -> queued.Submission:
     """Refuse what can never run, before it waits for hours."""
-    hosts = ask.chosen_hosts(call.service.settings.inventory, said.include or None, said.exclude or None)
+    inventory = replace(
+        call.service.settings.inventory, source="the service"
+    )  # where its file is helps nobody
+    hosts = ask.chosen_hosts(inventory, said.include or None, said.exclude or None)
     world = place(hosts, said.world)[-1][1].stop
     ask.Restarts(said.max_restarts, said.restart_delay, said.min_world).check(world)
     for name in (*said.variables, *said.secrets):

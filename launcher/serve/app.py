@@ -75,10 +75,8 @@ class Gate:
             answer = await self.answer(request)
         except ClientDisconnect:
             return
-        except Refused as refused:
-            answer = refused.answer()
-        except RingctlError as error:
-            answer = refusal(error).answer()
+        except (Refused, RingctlError) as error:
+            answer = self.refused(error)
         except Exception:
             log.exception("%r %r", request.method, request.url.path)
             answer = Refused(
@@ -88,6 +86,11 @@ class Gate:
             await response(answer)(scope, receive, send)
         finally:
             answer.done()
+
+    def refused(self, error: Refused | RingctlError) -> Answer:
+        said = error if isinstance(error, Refused) else refusal(error)
+        unnamed = self.service.unnamed
+        return Refused(said.status, unnamed(said.error), unnamed(said.fix), said.headers).answer()
 
     async def answer(self, request: Request) -> Answer:
         refuse_strange_host(self.service, request)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from launcher import history, queued, recorder, runs, schedule, watching
+from launcher import history, queued, recorder, runs, schedule
 from launcher.agent import Agent
 from launcher.ask import chosen_hosts
 from launcher.errors import InputError, RingctlError
@@ -36,7 +36,7 @@ log = logging.getLogger("ringctl.serve")
 
 TICK_S = 0.2
 LOOK_S = 1.0  # how often it looks for runs that others have started
-TIDY_S = 5.0
+AGAIN_S = 5.0  # before a run that was cancelled is ended again, where a host was silent
 HOSTS_S = 3.0  # how often hosts are asked
 FRESH_S = 1.0  # what a host said is believed for so long when slots are given away
 MOST_TRIES = 3  # of a launch that was killed before it came to an end
@@ -75,7 +75,7 @@ class Keeper:
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._ask_now = threading.Event()
-        self._looked = self._tidied = 0.0
+        self._looked = 0.0
         self._pool = Pool(no_input=True)
         self._asking = {host.name: threading.Lock() for host in inventory.hosts}
         self._hearing = threading.Lock()
@@ -128,9 +128,6 @@ class Keeper:
             self._looked = time.monotonic()
             self.look_for_runs()
             self.give_slots()
-        if time.monotonic() - self._tidied > TIDY_S:
-            self._tidied = time.monotonic()
-            self.tidy()
 
     # --- launches ---
 
@@ -181,7 +178,7 @@ class Keeper:
         """Beside the loop, and until it has worked: a host that is silent holds up nobody else."""
         try:
             while not self._stop.is_set() and not self.has_ended(run):
-                self._stop.wait(TIDY_S)
+                self._stop.wait(AGAIN_S)
         finally:
             self._ending.discard(run)
             self._wake.set()
@@ -373,21 +370,6 @@ class Keeper:
     def asked_before(self, since: float, names: Collection[str]) -> set[str]:
         """Those that were last asked too long ago to give their slots away."""
         return {name for name in names if self.hosts[name].asked < since}
-
-    # --- afterwards ---
-
-    def tidy(self) -> None:
-        """Secrets of runs that are over are not kept."""
-        place = history.home() / "serve" / "runs"
-        with_secrets = [path.parent.name for path in place.glob("*/secrets.env")]
-        if not with_secrets:
-            return
-        going = {row.run for row in queued.with_slots(list(self.recorders))}
-        for run in with_secrets:
-            row = queued.row(run)
-            waits = row is None or row.state in ("queued", "starting")
-            if not waits and run not in going and not watching.is_watched(run):
-                queued.remove_secrets(run)
 
 
 def what_to_do(said: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -16,6 +18,7 @@ BODY_S = 30.0  # a small body has come by then
 CODE_S = 300.0
 HEAD_S = 10.0  # and the head of a request by then, of each on a connection
 MOST_CONNECTIONS = 256
+MOST_HANDSHAKES = 64  # besides them
 MOST_STREAMS = 128
 MOST_STREAMS_EACH = 64  # of one user: nobody keeps all others out
 MOST_SLOW = 8  # requests at once that wait for hosts: the others' threads are not theirs
@@ -58,16 +61,39 @@ class Buckets:
         return bucket
 
 
+class Listener(socket.socket):
+    """Also counts connections that do not speak HTTP yet, for want of a TLS handshake: nobody else knows of
+    them. When there are too many, the oldest goes first."""
+
+    def __init__(self, family: int) -> None:
+        super().__init__(family, socket.SOCK_STREAM)
+        self._shaking: dict[int, socket.socket] = {}
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        end, address = super().accept()
+        self._shaking = {number: each for number, each in self._shaking.items() if each.fileno() == number}
+        self._shaking[end.fileno()] = end
+        if len(self._shaking) > MOST_HANDSHAKES:
+            with contextlib.suppress(OSError):  # it has gone by itself
+                self._shaking.pop(next(iter(self._shaking))).shutdown(socket.SHUT_RDWR)
+        return end, address
+
+    def speaks(self, transport: asyncio.BaseTransport) -> None:
+        self._shaking.pop(transport.get_extra_info("socket").fileno(), None)
+
+
 class PatientProtocol(H11Protocol):
     """Closes a connection whose request does not come in time; when there are too many connections, the one
     that has been silent for longest goes first."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, listener: Listener, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.listener = listener
         self.silent_since = float("inf")  # for as long as a request is being answered
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        self.listener.speaks(transport)
         super().connection_made(transport)
         self._wait_for_head()
         if len(self.connections) > MOST_CONNECTIONS:

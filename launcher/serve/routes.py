@@ -13,7 +13,7 @@ from launcher.serve import api, pages, stream
 from launcher.serve.auth import Role
 from launcher.serve.call import Call, Refused
 from launcher.serve.schema import Schema, problem, ref
-from launcher.serve.shapes import DIGEST, NOTHING, RESTART, RUN_ID, SHAPES, STATES, SUBMISSION
+from launcher.serve.shapes import DIGEST, NOTHING, PRUNE, RESTART, RUN_ID, SHAPES, STATES, STOP, SUBMISSION
 
 EVENTS, HTML, PLAIN = "text/event-stream", "text/html", "text/plain"
 
@@ -107,6 +107,8 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", RUN + "/metrics", api.metrics, "read", "Curves, thinned to some points", "Metrics",
           query=(whole("points", 2, 5000, 400),), errors=(404,)),
     Route("GET", RUN + "/log", api.log, "read", "Lines of its log", "Log", query=OF_LOG, errors=(404,)),
+    Route("GET", RUN + "/events", api.events, "read", "All that was recorded, in order", "Events",
+          query=(whole("after", 0, MOST_ID, 0), whole("limit", 1, 5000, 1000)), errors=(404,)),
     Route("GET", RUN + "/stream", stream.of_run, "read", "Lines, metrics and states as they come",
           kind=EVENTS, query=(whole("after", 0, MOST_ID),), errors=(404, 503)),
     Route("GET", RUN + "/checkpoints", api.checkpoints, "read", "What it has saved", "Checkpoints",
@@ -115,7 +117,7 @@ ROUTES: tuple[Route, ...] = (
           "Submission", errors=(404,)),
     Route("GET", RUN + "/report", api.report, "read", "One file about it", kind="*/*", query=(FORMAT,),
           slow=True, errors=(404,)),
-    Route("POST", RUN + "/stop", api.stop, "submit", "End it everywhere", "RunRow", body=NOTHING,
+    Route("POST", RUN + "/stop", api.stop, "submit", "End it everywhere", "RunRow", body=STOP,
           slow=True, errors=(404, 409, 502)),
     Route("POST", RUN + "/restart", api.restart, "submit", "Start it again from its checkpoint", "RunRow",
           body=RESTART, slow=True, errors=(404, 409, 502)),
@@ -123,6 +125,8 @@ ROUTES: tuple[Route, ...] = (
           slow=True, errors=(404, 409)),
     Route("GET", "/api/stream", stream.of_all, "read", "Runs and hosts as they change", kind=EVENTS,
           query=(whole("after", 0, MOST_ID),), errors=(503,)),
+    Route("POST", "/api/prune", api.prune, "admin", "Forget runs that are over", "Pruned", body=PRUNE,
+          may_be_empty=False, slow=True, errors=(409,)),
     Route("GET", "/api/queue", api.queue, "read", "Runs that wait, in order, and why", "Queue"),
     Route("POST", "/api/submit", api.submit, "submit", "Hand in a run", "RunRow", status=201, body=SUBMISSION,
           may_be_empty=False, errors=(409,)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import signal
 import socket
@@ -48,10 +49,10 @@ class Server(uvicorn.Server):
         self.service.live.close_soon()
 
 
-def listen(bind: str, port: int) -> socket.socket:
+def listen(bind: str, port: int) -> limits.Listener:
     """The socket; its port may have been chosen by the kernel."""
     family = socket.AF_INET6 if ":" in bind else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = limits.Listener(family)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((bind, port))
@@ -63,11 +64,11 @@ def listen(bind: str, port: int) -> socket.socket:
     return listener
 
 
-def config_for(app: object, listening: Listening) -> uvicorn.Config:
+def config_for(app: object, listening: Listening, listener: limits.Listener) -> uvicorn.Config:
     """Raises InputError for TLS files that are none."""
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]  # Starlette is an ASGI application
-        http=limits.PatientProtocol,
+        http=functools.partial(limits.PatientProtocol, listener),  # type: ignore[arg-type]  # what makes one
         ws="none",
         lifespan="off",
         loop="asyncio",
@@ -91,12 +92,12 @@ def config_for(app: object, listening: Listening) -> uvicorn.Config:
 
 
 async def serve(
-    settings: Settings, listening: Listening, listener: socket.socket, ready: Callable[[], None]
+    settings: Settings, listening: Listening, listener: limits.Listener, ready: Callable[[], None]
 ) -> None:
     """Until it is told to end. `ready` is called once it answers."""
     service = Service(settings)
     service.live = Live(service)
-    server = Server(config_for(make_app(service), listening), service)
+    server = Server(config_for(make_app(service), listening, listener), service)
     service.keeper.start()
     service.check_first()
     told = asyncio.create_task(tell(server, ready))
@@ -114,7 +115,9 @@ async def tell(server: Server, ready: Callable[[], None]) -> None:
     ready()
 
 
-def run(settings: Settings, listening: Listening, listener: socket.socket, ready: Callable[[], None]) -> None:
+def run(
+    settings: Settings, listening: Listening, listener: limits.Listener, ready: Callable[[], None]
+) -> None:
     """Until Ctrl-C or SIGTERM."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     for number in (signal.SIGINT, signal.SIGTERM):

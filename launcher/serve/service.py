@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 FIRST_ROWS = 50
 MOST_WAITING = 10_000
-PREFLIGHT = "serve:preflight"
 CHECK_S = 86400.0
 
 
@@ -78,6 +77,17 @@ class Service:
         given = [word for name, value in options.items() if value is not None for word in (name, value)]
         return given or ["--local", "--world", str(self.settings.inventory.hosts[0].slots)]
 
+    def unnamed(self, words: str) -> str:
+        """A complaint without the places of this machine, which help nobody elsewhere."""
+        places = {
+            self.settings.inventory.source: "the service's inventory",
+            str(history.home()): "the service's folder",
+        }
+        for place, name in places.items():
+            if len(place) > 1:
+                words = words.replace(place, name)
+        return words
+
     # --- runs ---
 
     def detail(self, run: str) -> dict[str, Any] | None:
@@ -85,8 +95,7 @@ class Service:
         found = listing.detail(run, live=recording[0].state if recording else None)
         if found is None:
             return None
-        more = {"watched": watching.sentence(run), "actions": actions(found)}
-        return {**found, **more, **measured(found, self.preflight())}
+        return {**found, "watched": watching.sentence(run), "actions": actions(found)}
 
     def detail_and_over(self, run: str) -> tuple[dict[str, Any] | None, bool]:
         busy = self.keeper.is_busy(run)  # asked first: what is recorded then is in the detail
@@ -120,7 +129,7 @@ class Service:
         for host in self.settings.inventory.hosts:
             seen = self.keeper.hosts[host.name]
             runs = [
-                {"run": each.run, "user": each.user, "slots": each.slots[host.name]}
+                {"run": each.run, "user": each.user, "slots": each.slots[host.name], "shared": each.shared}
                 for each in taken
                 if each.slots.get(host.name)
             ]
@@ -141,6 +150,7 @@ class Service:
                     "disk_free": known(now.disk_free) if now else None,
                     "disk_total": known(now.disk_total) if now else None,
                     "seen": seen.seen,
+                    "problem": now.problem if now else "",
                     "error": seen.error,
                 }
             )
@@ -153,7 +163,7 @@ class Service:
 
         def work() -> None:
             try:
-                history.note(PREFLIGHT, self.check_hosts())
+                history.note(history.PREFLIGHT, self.check_hosts())
             finally:
                 self.checking.release()
 
@@ -179,28 +189,8 @@ class Service:
             self.start_check()
 
     def preflight(self) -> dict[str, Any] | None:
-        noted = history.noted(PREFLIGHT)
-        if noted is None:
-            return None
-        when, data = noted
-        return {"time": when, **{key: data[key] for key in ("ok", "checks", "pairs")}}
-
-
-def measured(run: dict[str, Any], last: dict[str, Any] | None) -> dict[str, Any]:
-    """The ways between a run's hosts. A launch only tries them, and does not wait for how fast they are:
-    that is what the last preflight of all hosts has measured."""
-    own, names = run["preflight"], set(run["hosts"])
-    known = {(pair["from"], pair["to"]): pair for pair in (last["pairs"] if last else ())}
-    if own is None:
-        return {"links": [pair for way, pair in known.items() if set(way) <= names]}
-    pairs = [
-        pair
-        if listing.is_measured(pair) or pair.get("problem")
-        else known.get((pair["from"], pair["to"]), pair)
-        for pair in own["pairs"]
-    ]
-    links = [pair for pair in pairs if listing.is_measured(pair)]
-    return {"preflight": {**own, "pairs": pairs}, "links": links}
+        noted = history.noted(history.PREFLIGHT)
+        return history.told_at(noted) if noted else None
 
 
 def known(number: int) -> int | None:

@@ -86,10 +86,11 @@ HOST = {
     "slots": WHOLE,
     "taken": WHOLE,
     "free": WHOLE,
-    "runs": arr(obj({"run": TEXT, "user": TEXT, "slots": WHOLE})),
+    "runs": arr(obj({"run": TEXT, "user": TEXT, "slots": WHOLE, "shared": FLAG})),
     "load": arr(NUMBER),
     **{key: maybe(WHOLE) for key in ("cores", "memory_free", "memory_total", "disk_free", "disk_total")},
     "seen": maybe(NUMBER),
+    "problem": TEXT,
     "error": TEXT,
 }
 COLUMNS = ("step", "time", "loss", "accuracy", "samples_per_s", "step_ms", "comm_ms", "bytes_sent")
@@ -125,10 +126,27 @@ SUBMISSION = obj(
         "at": maybe({"type": "number", "minimum": 0, "maximum": 1e11}),
         "code": {"type": "string", "maxLength": 64, "pattern": r"^([0-9a-f]{64})?$"},
         "shared": FLAG,
+        "master_port": maybe({"type": "integer", "minimum": 1, "maximum": 65535}),
+        "i_know": FLAG,
+        "skip_preflight": FLAG,
     },
     required=(),
 )
-RESTART = obj({"world": maybe({"type": "integer", "minimum": 1, "maximum": 65536}), "grow": FLAG}, ())
+RESTART = obj(
+    {"world": maybe({"type": "integer", "minimum": 1, "maximum": 65536}), "grow": FLAG, "i_know": FLAG}, ()
+)
+# So long it keeps one of few hands busy.
+STOP = obj({"grace": {"type": "number", "minimum": 0, "maximum": 120}}, ())
+PRUNE = obj(
+    {
+        "older_than": maybe({"type": "number", "minimum": 0, "maximum": 1e11}),  # seconds
+        "keep": maybe({"type": "integer", "minimum": 0, "maximum": 10**9}),
+        "logs_only": FLAG,
+        "dry_run": FLAG,
+        "runs": maybe(arr({"type": "string", "pattern": RUN_ID}, 100_000)),  # none but these
+    },
+    (),
+)
 NOTHING = obj({}, ())
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -143,6 +161,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "Hosts": obj({"hosts": arr(ref("Host"))}),
     "Metrics": obj({"last": WHOLE, "series": arr(obj(SERIES))}),
     "Log": obj({"lines": arr(arr(ANY)), "first": maybe(WHOLE), "last": maybe(WHOLE), "more": FLAG}),
+    "Events": obj({"events": arr({"type": "object"}), "last": WHOLE, "more": FLAG}),
+    "Pruned": obj({"chosen": arr(TEXT), "forgotten": arr(TEXT)}),
     "Checkpoints": {"type": "object"},
     "Compared": obj({"runs": arr(ref("RunRow")), "options": arr(DIFFERENCE), "results": arr(DIFFERENCE)}),
     "Have": obj({"digest": TEXT, "have": FLAG}),

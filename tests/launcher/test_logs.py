@@ -336,6 +336,13 @@ def test_a_pattern_looks_at_lines_only() -> None:
     assert Filter(grep=re.compile("x")).passes(exit_)
 
 
+def test_a_pattern_sees_through_colours() -> None:
+    red = line(0, "\x1b[1;31mer\x1b[0mror: 5 \x1b(Bleft", time=1.0, host="h")
+    for pattern in ("^error: 5 left$", r"\x1b\[1;31m"):
+        assert Filter(grep=re.compile(pattern)).passes(red), pattern
+    assert not Filter(grep=re.compile("31m error|terror")).passes(red)
+
+
 def test_lines_are_written_with_label_and_time() -> None:
     write = line_writer(prefix=True, timestamps=True)
     local = datetime.fromtimestamp(1.25).strftime("%H:%M:%S")

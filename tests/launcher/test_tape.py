@@ -147,6 +147,22 @@ def test_lines_are_filtered_by_rank_host_stream_and_words(book: tape.Tape) -> No
     assert tape.lines(RUN, search="stream").lines == [], "the words of the format are not the log's"
 
 
+def test_words_are_found_in_any_case_and_through_colours(book: tape.Tape) -> None:
+    said = [
+        "Error: no",
+        "\x1b[31mer\x1b[0mror: red",
+        "\x1b]8;;x\x07error\x1b]8;;\x07 link",
+        "Äußerst",
+        "well",
+    ]
+    record(book, [line(n, text=text) for n, text in enumerate(said)])
+    assert texts(tape.lines(RUN, search="error")) == said[:3]
+    assert texts(tape.lines(RUN, search="ERROR: RED")) == said[1:2]
+    assert texts(tape.lines(RUN, search="^error", regex=True)) == said[1:3]
+    assert texts(tape.lines(RUN, search="äuß")) == said[3:4]
+    assert texts(tape.lines(RUN, search="\x1b[31m")) == said[1:2], "whoever looks for a colour finds it"
+
+
 def test_one_question_looks_through_a_part_of_a_long_log(
     book: tape.Tape, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,18 +22,19 @@ from tests.launcher.ringctl import RINGCTL, wait_for
 class Service:
     """One service, which may be killed and started again at the same port."""
 
-    def __init__(self, *options: str, slots: int = 2, folder: Path | None = None) -> None:
+    def __init__(self, *options: str, slots: int = 2, folder: Path | None = None, before: str = "") -> None:
         self.folder = folder or Path(os.environ["RINGCTL_HOME"]).parent
         hosts = self.folder / "serve-hosts.yaml"
         if "--hosts" not in options:
             hosts.write_text(f"hosts:\n  - {{name: here, local: true, slots: {slots}}}\n")
             options = ("--hosts", str(hosts), *options)
         self.options, self.port = options, 0
+        self.argv = [*RINGCTL[:-1], f"{before}; {RINGCTL[-1]}"] if before else RINGCTL
         self.process: subprocess.Popen[str] | None = None
         self.link = self.url = ""
 
     def start(self) -> Service:
-        argv = [*RINGCTL, "--no-input", "serve", "--port", str(self.port), *self.options]
+        argv = [*self.argv, "--no-input", "serve", "--port", str(self.port), *self.options]
         with open(self.folder / "serve.err", "ab") as errors:
             self.process = subprocess.Popen(
                 argv, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=self.folder
@@ -135,9 +136,9 @@ class Answer:
 
 
 @contextlib.contextmanager
-def serving(*options: str, slots: int = 2) -> Iterator[Service]:
-    """Runs that are left are ended, then the service."""
-    service = Service(*options, slots=slots)
+def serving(*options: str, slots: int = 2, before: str = "") -> Iterator[Service]:
+    """Runs that are left are ended, then the service. `before` is Python that it runs first."""
+    service = Service(*options, slots=slots, before=before)
     try:
         yield service.start()
         if service.process is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
@@ -78,6 +79,22 @@ def test_a_token_may_do_what_its_role_allows(at_the_door: Service) -> None:
     ringctl("serve", "token", "remove", "looker")
     wait_for(lambda: at_the_door.raw("GET", "/api/runs", token=reader).status in (401, 429), "its end")
     ringctl("serve", "token", "remove", "worker")
+
+
+def test_what_is_wrong_is_said_without_the_places_of_the_service(at_the_door: Service) -> None:
+    for body, words in (
+        ({"include": "nope"}, "'nope' is not a host of the service, which has here"),
+        ({"world": 99}, "more than the 2 slots of the service"),
+        ({"exclude": "here"}, "leave no host"),
+    ):
+        answer = at_the_door.raw("POST", "/api/submit", json.dumps(body).encode())
+        assert answer.status == 400
+        assert words in answer.json["error"]
+        assert str(at_the_door.folder) not in answer.body.decode()
+    run = at_the_door.submit("python", "nope.py")
+    assert (
+        at_the_door.wait_for_state(run, "failed")["error"] == "nope.py: no such script in what was handed in"
+    )
 
 
 def test_what_looks_like_a_secret_is_told_to_nobody(at_the_door: Service) -> None:
@@ -419,11 +436,22 @@ def test_clients_that_never_finish_do_not_keep_others_out(at_the_door: Service) 
             end.close()
 
 
-def test_a_body_that_trickles_is_given_up(at_the_door: Service) -> None:
-    """Only that others are served meanwhile: the time is too long to wait for here."""
-    with socket.create_connection(("127.0.0.1", at_the_door.port), timeout=30) as end:
-        end.sendall(head(at_the_door, "POST", "/api/submit", "Content-Length: 1000") + b"{")
-        assert at_the_door.raw("GET", "/healthz").status == 200
+def test_a_body_that_trickles_is_given_up() -> None:
+    with serving(before="from launcher.serve import limits; limits.BODY_S = 0.5") as service:
+        assert trickled(service).startswith(b"HTTP/1.1 408 ")
+
+
+def trickled(service: Service) -> bytes:
+    """What is said to a body of which a byte comes now and then."""
+    with socket.create_connection(("127.0.0.1", service.port), timeout=30) as end:
+        end.sendall(head(service, "POST", "/api/submit", "Content-Length: 1000") + b"{")
+        assert service.raw("GET", "/healthz").status == 200, "others are served meanwhile"
+        end.settimeout(0.05)
+        for _ in range(200):
+            with contextlib.suppress(TimeoutError):
+                return end.recv(1000)
+            end.sendall(b" ")
+    return b""
 
 
 def test_a_client_may_ask_much_at_once_and_then_some_a_second() -> None:

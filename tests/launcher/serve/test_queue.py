@@ -17,6 +17,9 @@ import pytest
 
 from launcher import history, queued
 from launcher.errors import InputError, RingctlError
+from launcher.inventory import this_machine
+from launcher.serve import keeper
+from launcher.serve.children import Done
 from tests.launcher.ringctl import detach, events, lines, ringctl, wait_for
 from tests.launcher.serve.service import Service, serving
 
@@ -66,9 +69,25 @@ def test_a_run_that_is_handed_in_runs_is_recorded_and_ends(tmp_path: Path) -> No
         said = service.client().get(f"/api/runs/{run}/submission")
         assert (said["command"], said["secrets"]) == (["python", "mine.py"], {"KEY": ""})
         kept = Path(os.environ["RINGCTL_HOME"]) / "serve" / "runs" / run
-        wait_for(lambda: not (kept / "secrets.env").exists(), "the secrets to be removed")
-        everything = b"".join(path.read_bytes() for path in kept.rglob("*") if path.is_file())
-        assert b"not-to-be-seen" not in everything
+        holding = [
+            path for path in kept.rglob("*") if path.is_file() and b"not-to-be-seen" in path.read_bytes()
+        ]
+        assert [(path.name, path.stat().st_mode & 0o777) for path in holding] == [("secrets.env", 0o600)]
+
+
+def test_a_run_with_secrets_starts_again_after_its_end_until_it_is_forgotten() -> None:
+    script = [sys.executable, "-c", "import os; print(os.environ['KEY'][:3], os.environ['KEY'])"]
+    with serving() as service:
+        run = service.submit(*script, secrets={"KEY": "not-to-be-seen"}, prefork=False)
+        service.wait_for_state(run, "succeeded")
+        service.client().post(f"/api/runs/{run}/restart")
+        wait_for(lambda: len(service.lines(run)) == 2, "the second attempt")
+        assert service.lines(run) == ["not ***"] * 2
+        assert ringctl("logs", run, "--no-prefix").stdout == "not ***\n", "hidden also after its end"
+        service.wait_for_state(run, "succeeded")
+        wait_for(lambda: run in ringctl("runs", "prune", "--keep", "0", "--yes").stdout, "it to be forgotten")
+    kept = Path(os.environ["RINGCTL_HOME"]) / "serve" / "runs" / run
+    assert not (kept / "secrets.env").exists()
 
 
 def test_a_run_that_cannot_start_says_why(tmp_path: Path) -> None:
@@ -216,6 +235,29 @@ def test_slots_of_a_plain_launch_are_not_given_away(tmp_path: Path) -> None:
 # --- Ending --------------------------------------------------------------------------------------
 
 
+def test_a_cancelled_run_is_ended_again_where_a_host_was_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [Done(4, "", "error: server1: does not answer"), Done(4, "", ""), Done(0, "{}", "")]
+    asked: list[tuple[str, ...]] = []
+
+    def hands(*args: str, **_: Any) -> Done:
+        asked.append(args)
+        return answers[len(asked) - 1]
+
+    monkeypatch.setattr(keeper, "ringctl", hands)
+    monkeypatch.setattr(keeper, "AGAIN_S", 0.01)
+    changed: list[str] = []
+    one = keeper.Keeper(this_machine(1), lambda _: None, changed.append)
+    queued.add("r1", "ann", queued.Submission(world=1))
+    assert queued.change("r1", "queued", "starting", slots={"here": 1}, cancelled=True)
+    one.after_cancel("r1", started=True)
+    one.look_at_launches()
+    wait_for(lambda: changed == ["r1"], "its end")
+    assert asked == [("stop", "r1", "--json")] * 3, "until it has worked, and by nobody else meanwhile"
+    row = queued.row("r1")
+    assert row is not None
+    assert row.state == "started"
+
+
 def test_a_run_is_stopped_and_started_again_by_the_command_line(tmp_path: Path) -> None:
     with serving() as service:
         run = held(service, tmp_path / "go", world=2)
@@ -223,14 +265,13 @@ def test_a_run_is_stopped_and_started_again_by_the_command_line(tmp_path: Path) 
         by = ("--server", service.url)
         ringctl(*by, "stop", run)
         assert service.wait_for_state(run, "stopped")["actions"] == ["restart"]
-        ringctl(*by, "restart", run)
+        ringctl(*by, "restart", run, "--detach")
         assert service.wait_for_state(run, "running")["attempt"] == 2
         (tmp_path / "go").touch()
         service.wait_for_state(run, "succeeded")
         assert sorted(ringctl(*by, "logs", run).stdout.splitlines()) == ["[0 here] done 0", "[1 here] done 1"]
         assert [row["run"] for row in json.loads(ringctl(*by, "ps", "--json").stdout)] == [run]
         assert json.loads(ringctl(*by, "status", "--json").stdout)["attempt"] == 2
-        assert "works on the hosts" in ringctl(*by, "preflight", code=2).stderr
 
 
 def test_a_run_that_fails_starts_again_by_itself_and_keeps_its_slots() -> None:

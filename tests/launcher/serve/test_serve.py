@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -14,12 +17,15 @@ from pathlib import Path
 import pytest
 
 from launcher import client
-from launcher.cli_serve import parse_at
+from launcher.ask import Where
+from launcher.cli_submit import parse_at
 from launcher.errors import HostError, InputError
+from launcher.serve import limits
 from launcher.serve.origin import names_of
-from launcher.serveinstall import quoted
+from launcher.serveinstall import argument, argv, plain_path, quoted
+from launcher.servestart import Options
 from tests.launcher.ringctl import RINGCTL, ringctl
-from tests.launcher.serve.service import serving
+from tests.launcher.serve.service import Service, serving
 
 
 def test_it_listens_to_others_only_with_tls_or_behind_a_proxy() -> None:
@@ -80,6 +86,22 @@ def test_it_works_with_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
             urllib.request.urlopen(f"{service.url}/healthz", context=ssl.create_default_context())
         assert ringctl("--server", service.url, "ps", "--json").stdout == "[]\n"
+        refuse_idle_handshakes(service, trust)
+
+
+def refuse_idle_handshakes(service: Service, trust: ssl.SSLContext) -> None:
+    """Connections that never say who they are do not pile up, nor keep others out."""
+    with contextlib.ExitStack() as stack:
+        ends = []
+        for _ in range(limits.MOST_HANDSHAKES + 20):
+            end = stack.enter_context(socket.create_connection(("127.0.0.1", service.port), timeout=30))
+            ends.append(end)
+        with urllib.request.urlopen(f"{service.url}/healthz", context=trust) as answer:
+            assert answer.status == 200
+        assert [end.recv(1) for end in ends[:20]] == [b""] * 20, "the oldest are cut off"
+        ends[-1].settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            ends[-1].recv(1)
 
 
 def test_a_token_never_travels_in_the_clear(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +167,38 @@ def test_a_unit_is_printed_where_there_is_no_systemd(monkeypatch: pytest.MonkeyP
 
 
 def test_systemd_reads_words_as_they_were_meant() -> None:
-    assert quoted('a "b" \\ $HOME 100%') == '"a \\"b\\" \\\\ $$HOME 100%%"'
+    assert quoted('a "b" \\ $HOME 100%') == '"a \\"b\\" \\\\ $HOME 100%%"'
+    assert argument("$HOME") == '"$$HOME"'
+    with pytest.raises(InputError, match="cannot work in a folder"):
+        plain_path("/a\nExecStartPre=/bin/false")
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_takes_the_unit_of_a_strange_folder(tmp_path: Path) -> None:
+    folder = tmp_path / 'a "b" $HOME 100% \\x; é'
+    folder.mkdir()
+    (folder / "hosts.yaml").write_text("hosts:\n  - {name: here, local: true, slots: 2}\n")
+    env = {**os.environ, "RINGCTL_HOME": str(folder / "home"), "XDG_RUNTIME_DIR": str(tmp_path)}
+    unit = ringctl("serve", "--install", "--port", "8500", cwd=folder, env={**env, "PATH": "/nonexistent"})
+    assert '$$HOME 100%% \\\\x; é/hosts.yaml"' in unit.stdout, "the inventory that was found"
+    path = tmp_path / "ringctl-serve.service"
+    path.write_text(unit.stdout)
+    verify = ["systemd-analyze", "verify", "--user", "--man=no", str(path)]
+    done = subprocess.run(verify, capture_output=True, text=True, env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_lies_in_the_folder_is_not_taken_for_the_service(tmp_path: Path) -> None:
+    (tmp_path / "launcher").mkdir()
+    for name in ("json.py", "launcher/__init__.py", "launcher/__main__.py", "sitecustomize.py"):
+        (tmp_path / name).write_text("raise SystemExit('taken')")
+    words = argv(Options(Where(host_list="here"), 0, "127.0.0.1"))
+    at = words.index("serve")
+    done = subprocess.run(
+        [sys.executable, *words[:at], "serve", "--help"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Usage: ringctl serve")
 
 
 def test_a_time_to_start_at_is_understood() -> None:
@@ -157,6 +210,24 @@ def test_a_time_to_start_at_is_understood() -> None:
     for wrong in ("25:00", "soon", "", "1x"):
         with pytest.raises(InputError, match="not a time"):
             parse_at(wrong, now)
+
+
+def test_behind_a_proxy_links_are_its_own_and_cookies_for_https_alone() -> None:
+    with serving("--behind-proxy", "https://runs.lab.org/") as service:
+        assert service.link.startswith("https://runs.lab.org/login?key=")
+        link = ringctl("serve", "link").stdout.strip()
+        assert link.startswith("https://runs.lab.org/login?key=")
+        by_proxy = {"Host": "runs.lab.org"}
+        answer = service.raw("GET", link.removeprefix("https://runs.lab.org"), headers=by_proxy, token=None)
+        assert answer.status == 303
+        cookie = answer.headers["set-cookie"]
+        assert "; Secure" in cookie
+        signed_in = {**by_proxy, "Cookie": cookie.partition(";")[0]}
+        for origin, status in (("https://runs.lab.org", 404), ("http://runs.lab.org", 403), ("null", 403)):
+            asked = {**signed_in, "Origin": origin}
+            assert service.raw("POST", "/api/runs/none/stop", b"{}", asked, token=None).status == status
+        assert service.raw("GET", "/api/stream?after=x", headers=signed_in, token=None).status == 400
+        assert ringctl("queue").stdout == "nothing waits\n", "from here it is asked directly"
 
 
 def test_a_proxy_is_a_name_of_ours_too() -> None:

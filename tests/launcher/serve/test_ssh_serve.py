@@ -179,3 +179,34 @@ def test_slots_of_a_plain_launch_from_another_account_are_taken_until_it_ends(cl
         assert host["runs"] == [{"run": his, "user": "bob", "slots": 1}]
         ringctl("stop", his, "--hosts", str(of_bob))
         service.wait_for_state(run, "succeeded")
+
+
+def test_a_report_has_links_checkpoints_plan_and_preflight_also_without_the_service(cluster: Hosts) -> None:
+    path = inventory(cluster, ("server1", "server2"))
+    train = ("--steps", "12", "--threads", "1", "--checkpoint-every", "6", "--data", "mini")
+    with serving("--hosts", str(path)) as service:
+        there = service.client()
+        done = ringctl("submit", "--world", "2", "--follow", "--json", "--", *train)
+        run = json.loads(done.stdout.splitlines()[-1])["run"]
+        by = ("--server", service.url)
+        assert "ready: 2 hosts" in ringctl(*by, "preflight").stdout
+        assert "12" in ringctl(*by, "checkpoints", run).stdout
+        told = json.loads(ringctl(*by, "report", run, "--json").stdout)
+        assert there.get(there.run(run))["links"] == told["run"]["links"]
+    data = json.loads(ringctl("report", run, "--json").stdout)
+    assert data["run"]["links"] == told["run"]["links"]
+    assert {(link["from"], link["to"]) for link in data["run"]["links"]} == {
+        ("server1", "server2"),
+        ("server2", "server1"),
+    }
+    assert all(link["latency_ms"] and link["mbit_s"] for link in data["run"]["links"])
+    assert data["run"]["preflight"]["ok"] is True
+    assert data["run"]["preflight"]["time"] < data["run"]["ended"], "of its own launch"
+    assert {of["step"] for of in data["checkpoints"]["checkpoints"]} == {6, 12}
+    assert data["checkpoints"] == told["checkpoints"]
+    text = ringctl("report", run, "--markdown").stdout
+    for title in ("Curves", "Ranks", "Links", "Checkpoints", "Plan", "Environment", "Preflight"):
+        assert f"\n## {title}\n" in text
+    ringctl("report", run, "--out", "report.html")
+    shown = Path("report.html").read_text()
+    assert all(f"<h2>{title}</h2>" in shown for title in ("Links", "Checkpoints", "Plan", "Preflight"))

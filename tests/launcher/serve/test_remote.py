@@ -1,0 +1,260 @@
+"""`ringctl --server URL`: every command asks the service, or says what to do instead."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from launcher import cli, cli_remote, cli_submit
+from tests.launcher.ringctl import RINGCTL, ringctl, wait_for
+from tests.launcher.serve.service import Service, serving
+
+SPEAKS = """
+import os, sys, time
+n, rank = os.environ["RINGCTL_ATTEMPT"], os.environ["RANK"]
+print(f"attempt {n} of {rank}"); print(f"\\033[31mer\\033[0mror {n}"); print("aside", file=sys.stderr)
+sys.exit(n == "1")
+"""
+WAITS = """
+import os, sys, time
+print("here", flush=True)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture(scope="module")
+def spoken(door: Service) -> Iterator[tuple[Service, str]]:
+    """A run of two ranks that failed once, at a service that nobody else changes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RINGCTL_HOME", str(Path(door.folder) / "ringctl"))
+        again = {"max_restarts": 1, "restart_delay": 0.1, "prefork": False, "name": "spoken"}
+        run = door.submit(sys.executable, "-c", SPEAKS, world=2, **again)
+        door.wait_for_state(run, "succeeded")
+        wait_for(lambda: len(door.lines(run)) == 12, "all lines")
+        yield door, run
+
+
+def asked(service: Service, *words: str, code: int = 0) -> str:
+    return ringctl("--server", service.url, *words, code=code).stdout
+
+
+# --- All commands --------------------------------------------------------------------------------
+
+
+def options(command: click.Command) -> set[str]:
+    """All names of all options, and of arguments."""
+    return {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
+
+
+def test_launch_and_submit_take_the_same_options() -> None:
+    own = {"--local", "--detach", "-d", "--dry-run", "--commands", "--verbose", "-v"}
+    queue = {"--priority", "--after", "--at", "--wait", "-w", "--follow", "-f"}
+    assert options(cli.launch) - own == options(cli_submit.submit) - queue
+    told = {"include", "exclude", "command", "variables", "env_file", "as_json"}
+    shared = {p.name: (p.type, p.default) for p in cli.launch.params if p.name not in told}
+    other = {p.name: (p.type, p.default) for p in cli_submit.submit.params}
+    for name, about in shared.items():
+        assert other.get(name, about)[1] == about[1], f"{name} has another default"
+
+
+def test_every_command_has_a_version_for_services_or_a_sentence() -> None:
+    for name, plain in cli.cli.commands.items():
+        if name in cli_remote.WITHOUT:
+            continue
+        assert (name in cli_remote.COMMANDS) != (name in cli_remote.REFUSED), name
+        there = cli_remote.COMMANDS.get(name)
+        if isinstance(plain, click.Group) and there is not None:
+            assert isinstance(there, click.Group)
+            for sub, own in plain.commands.items():
+                assert options(own) <= options(there.commands[sub]), f"{name} {sub}"
+        elif there is not None:
+            assert options(plain) <= options(there), name
+
+
+def test_what_a_service_cannot_do_is_said_with_what_to_do(at_the_door: Service) -> None:
+    for name, instead in cli_remote.REFUSED.items():
+        done = ringctl("--server", at_the_door.url, name, code=2)
+        assert f"{name} works on the hosts, not by a service" in done.stderr
+        assert instead in done.stderr
+    for words in (("launch", "--local"), ("launch", "--dry-run"), ("ps", "-H", "x"), ("preflight", "--fix")):
+        done = ringctl("--server", at_the_door.url, *words, code=2)
+        assert f"{words[1]}: " in done.stderr
+        assert "leave it out" in done.stderr
+    assert "Hand in a run" in ringctl("--server", at_the_door.url, "launch", "--help").stdout
+
+
+# --- logs ----------------------------------------------------------------------------------------
+
+
+def test_lines_are_chosen_as_without_a_service(spoken: tuple[Service, str], at_the_door: Service) -> None:
+    service, run = spoken
+    assert at_the_door is service
+
+    def shown(*words: str) -> list[str]:
+        return sorted(asked(service, "logs", run, *words).splitlines())
+
+    assert shown("--rank", "0,1", "--grep", "^attempt") == [
+        "[0 here] attempt 2 of 0",
+        "[1 here] attempt 2 of 1",
+    ]
+    assert shown("--grep", "^error 2$", "--no-prefix", "--rank", "1") == ["\x1b[31mer\x1b[0mror 2"]
+    assert len(shown()) == 6, "the newest attempt alone"
+    assert len(shown("--tail", "4")) == 4
+    assert len(shown("--tail", "1", "--grep", "^attempt", "--rank", "0-1")) == 1
+    assert shown("--previous", "--rank", "0", "--grep", "attempt") == ["[0 here] attempt 1 of 0"]
+    assert len(shown("--since", "1h")) == 6
+    assert shown("--since", "2999-01-01T00:00") == []
+    assert shown("--timestamps", "--rank", "0", "--grep", "aside")[0][2:3] == ":"
+    assert len(shown("--follow")) == 6
+    assert len(shown("--follow", "--tail", "2")) == 2
+    for wrong in (("--rank", "7"), ("--host", "there")):
+        assert (
+            f"{wrong[0]} {wrong[1]}: " in ringctl("--server", service.url, "logs", run, *wrong, code=2).stderr
+        )
+
+
+def test_events_and_files_are_as_without_a_service(
+    spoken: tuple[Service, str], at_the_door: Service, tmp_path: Path
+) -> None:
+    service, run = spoken
+    for words in ((), ("--previous",), ("--tail", "3")):
+        here = ringctl("logs", run, "--json", *words).stdout.splitlines()
+        there = asked(service, "logs", run, "--json", *words).splitlines()
+        kinds = [json.loads(line) for line in there if '"run_finished"' not in line]
+        told = [json.loads(line) for line in here if '"run_finished"' not in line]
+        assert sorted(map(str, kinds)) == sorted(map(str, told)), words
+    followed = [json.loads(line) for line in asked(service, "logs", run, "--json", "--follow").splitlines()]
+    assert {"line", "rank_started", "rank_exited", "run_finished"} <= {each["kind"] for each in followed}
+    assert at_the_door is service
+    ringctl("logs", run, "--download", str(tmp_path / "here"))
+    asked(service, "logs", run, "--download", str(tmp_path / "there"))
+    for path in (tmp_path / "here" / run).iterdir():
+        other = tmp_path / "there" / run / path.name
+        assert sorted(other.read_bytes().splitlines()) == sorted(path.read_bytes().splitlines()), path.name
+    assert (
+        "is there already"
+        in ringctl("--server", service.url, "logs", run, "--download", str(tmp_path / "there"), code=2).stderr
+    )
+
+
+# --- What there is -------------------------------------------------------------------------------
+
+
+def test_runs_are_compared_exported_and_reported(
+    spoken: tuple[Service, str], at_the_door: Service, tmp_path: Path
+) -> None:
+    service, run = spoken
+    other = service.submit(sys.executable, "-c", "print()", at=9e9, name="other")
+    assert at_the_door is service
+    told = json.loads(asked(service, "runs", "diff", "spoken", other, "--json"))
+    assert [row["name"] for row in told["runs"]] == ["spoken", "other"]
+    assert "RUN" in asked(service, "runs", "list")
+    mine = json.loads(ringctl("runs", "list", "--json", "--search", "spoken").stdout)
+    assert json.loads(asked(service, "runs", "list", "--json", "--search", "spoken")) == mine
+    asked(service, "runs", "export", "--out", f"{tmp_path}/all/")
+    here = [json.loads(line) for line in ringctl("runs", "export", run).stdout.splitlines()]
+    there = [json.loads(line) for line in (tmp_path / "all" / f"{run}.jsonl").read_text().splitlines()]
+    assert there[1:] == here[1:]
+    assert (tmp_path / "all" / f"{other}.jsonl").exists()
+    assert asked(service, "report", run, "--markdown").startswith("# spoken")
+    assert json.loads(asked(service, "report", run, "--json"))["run"]["run"] == run
+    asked(service, "report", run, "--out", f"{tmp_path}/x.html")
+    assert (tmp_path / "x.html").read_text().startswith("<!doctype html>")
+    service.client().post(f"/api/runs/{other}/cancel")
+
+
+def test_hosts_checks_and_checkpoints_are_told(spoken: tuple[Service, str], at_the_door: Service) -> None:
+    service, run = spoken
+    (host,) = json.loads(asked(service, "hosts", "--json"))
+    assert (host["name"], host["slots"], host["free"]) == ("here", 2, 2)
+    assert "BY RUN" in asked(service, "hosts", "--include", "here")
+    assert (
+        "not a host of the service"
+        in ringctl("--server", service.url, "hosts", "--include", "x", code=2).stderr
+    )
+    assert "ready: 1 host" in asked(service, "preflight")
+    assert json.loads(asked(service, "preflight", "--last", "--json"))["ok"] is True
+    assert f"run {run} has no checkpoints" in asked(service, "checkpoints", run)
+    assert json.loads(asked(service, "checkpoints", run, "--json"))["checkpoints"] == []
+    assert at_the_door is service
+
+
+def test_only_an_admin_has_runs_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as service:
+        run = service.submit(sys.executable, "-c", "print()", prefork=False)
+        service.wait_for_state(run, "succeeded")
+        secret = ringctl("serve", "token", "add", "bob").stdout.strip()
+        old = ("--server", service.url, "runs", "prune", "--keep", "0")
+        assert "nobody to ask" in ringctl("--no-input", *old, code=2).stderr
+        with monkeypatch.context() as patch:
+            patch.setenv("RINGCTL_TOKEN", secret)
+            assert "may submit only" in ringctl(*old, "--yes", code=2).stderr
+        wait_for(lambda: run in ringctl(*old, "--dry-run").stdout, "the end of its recording")
+        assert json.loads(ringctl(*old, "--yes", "--json").stdout)["forgotten"] == [run]
+        assert service.client().get("/api/runs")["runs"] == []
+
+
+# --- launch --------------------------------------------------------------------------------------
+
+
+def started(service: Service, *words: str) -> subprocess.Popen[str]:
+    argv = [*RINGCTL, "--server", service.url, *words]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def newest(service: Service) -> Any:
+    return service.client().get("/api/runs")["runs"][0]
+
+
+def test_a_launch_is_handed_in_and_followed_and_ctrl_c_stops_it(tmp_path: Path) -> None:
+    script = [sys.executable, "-c", WAITS, str(tmp_path / "go")]
+    with serving(slots=1) as service:
+        one = started(service, "launch", "--no-prefork", "--name", "one", "--", *script)
+        assert one.stdout is not None
+        assert one.stdout.readline() == "[0 here] here\n"
+        two = started(service, "submit", "--no-prefork", "--follow", "--name", "two", "--", *script)
+        assert two.stderr is not None
+        assert "waiting for 1 slot on here" in two.stderr.readline()
+        two.send_signal(signal.SIGINT)
+        assert f"run {newest(service)['run']} goes on without us" in two.communicate(timeout=30)[1]
+        assert two.returncode == 130
+        one.send_signal(signal.SIGINT)
+        assert "stopped" in one.communicate(timeout=60)[1]
+        assert one.returncode == 130
+        service.wait_for_state(newest(service)["run"], "running")
+        (tmp_path / "go").touch()
+        service.wait_for_state(newest(service)["run"], "succeeded")
+        row = json.loads(asked(service, "launch", "--detach", "--json", "--", *script))
+        assert service.wait_for_state(row["run"], "succeeded")["user"]
+        os.remove(tmp_path / "go")
+        again = started(service, "restart", row["run"])
+        assert again.stdout is not None
+        assert again.stdout.readline() == "[0 here] here\n"
+        (tmp_path / "go").touch()
+        assert again.communicate(timeout=60)[0] == ""
+        assert again.returncode == 0
+
+
+def test_what_a_submission_asks_for_reaches_the_launch() -> None:
+    with serving(slots=1) as service:
+        script = "import os; print(os.environ['MASTER_PORT'])"
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        more = ("--master-port", str(port), "--skip-preflight", "--i-know", "--no-prefork", "--follow")
+        done = ringctl("submit", *more, "--", sys.executable, "-c", script)
+        assert done.stdout == f"[0 here] {port}\n"
+        options = service.row(newest(service)["run"])["options"]
+        assert options["preflight"] is False
+        told = service.client().get(f"/api/runs/{newest(service)['run']}/submission")
+        assert (told["master_port"], told["i_know"], told["skip_preflight"]) == (port, True, True)
