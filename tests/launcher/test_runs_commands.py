@@ -229,11 +229,11 @@ def test_old_runs_are_forgotten_and_others_are_not() -> None:
 def test_with_a_run_goes_what_was_checked_before_it() -> None:
     for run in ("run-0", "run-3", "nobody-knows"):
         history.note_preflight(run, {"ok": True, "checks": [], "pairs": []})
-    checked = {run: bool(listing.preflight(run)) for run in ("run-0", "run-3", "nobody-knows")}
+    checked = {run: bool(history.preflight_of(run)) for run in ("run-0", "run-3", "nobody-knows")}
     assert checked == {"run-0": True, "run-3": True, "nobody-knows": False}
     ringctl("runs", "prune", "--keep", "1", "--yes")
-    assert listing.preflight("run-0") is None
-    assert listing.preflight("run-3") is not None
+    assert history.preflight_of("run-0") is None
+    assert history.preflight_of("run-3") is not None
 
 
 def test_a_run_that_goes_on_or_may_is_never_forgotten() -> None:
