@@ -227,7 +227,8 @@ def launch_and_watch(
     screen = screen or render.screen_for(as_json)
     asked = replace(asked, options=replace(asked.options, preflight=preflight))
     try:
-        with watching.Keeper(watches=asked.options.max_restarts > 0, run=again) as keeper:
+        watches = asked.options.max_restarts > 0 or has_leftovers(again)
+        with watching.Keeper(watches=watches, run=again) as keeper:
             refuse_late(asked, again)
             try:
                 plan, agents = run.launch(asked, pool(), screen, interrupts, begin=keeper.begin)
@@ -235,7 +236,7 @@ def launch_and_watch(
                 keeper.give_back()
                 raise
             if detach and not interrupts.count:
-                show_detached(plan, keeper.hand_over(), as_json)
+                show_detached(plan, keeper.hand_over(), as_json, again=asked.options.max_restarts > 0)
                 return 0
             asked = replace(asked, options=replace(asked.options, run=plan.run))
             with screen:
@@ -248,6 +249,15 @@ def launch_and_watch(
         interrupts.release()
     screen.finish(outcome)
     return 130 if interrupts.count else fold.exit_code(outcome.state)
+
+
+def has_leftovers(run: str) -> bool:
+    """Whether hosts may still have something of its attempts before: somebody has to ask them until they have
+    not."""
+    from launcher import history
+
+    record = history.read(run) if run else None
+    return bool(record and record.unended)
 
 
 def refuse_late(asked: Asked, again: str) -> None:
@@ -277,7 +287,7 @@ def show_plan(plan: Plan, as_json: bool, commands: bool, verbose: bool) -> None:
             render.say([f"{k}={v}" for k, v in sorted(plan.hosts[0].ranks[0].env.items())])
 
 
-def show_detached(plan: Plan, watcher: int, as_json: bool) -> None:
+def show_detached(plan: Plan, watcher: int, as_json: bool, *, again: bool) -> None:
     from launcher import text
 
     if as_json:
@@ -286,7 +296,8 @@ def show_detached(plan: Plan, watcher: int, as_json: bool) -> None:
     else:
         click.echo(f"started {plan.run}; it goes on by itself")
         if watcher:
-            click.echo(f"process {watcher} on this machine watches it, and starts it again if it fails")
+            what = "starts it again if it fails" if again else "ends what is left of the attempts before"
+            click.echo(f"process {watcher} on this machine watches it, and {what}")
         click.echo(f"  ringctl logs {plan.run} --follow\n  ringctl stop {plan.run}")
 
 

@@ -10,6 +10,7 @@ from launcher.cli_shared import (
     complete_run,
     host_options,
     i_know_option,
+    inventory_at,
     json_option,
     named_run,
     pool,
@@ -18,7 +19,10 @@ from launcher.cli_shared import (
 from launcher.errors import HostError, InputError, RingctlError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from launcher.ask import Asked
+    from launcher.model import Host
     from launcher.runs import Found
 
 # --- stop ----------------------------------------------------------------------------------------
@@ -36,11 +40,12 @@ def stop(run: str | None, grace: float, as_json: bool, **where: str | None) -> i
     if grace != grace:
         raise InputError("--grace nan: write a number of seconds")
     found = named_run(run, where)
-    results, watched = end_everywhere(found, grace)
+    hosts = inventory_at(where) if found.elsewhere else None
+    results, watched = end_everywhere(found, grace, hosts.hosts if hosts else ())
     errors = [result for result in results.values() if isinstance(result, RingctlError)]
     answers = {host: answer for host, answer in results.items() if isinstance(answer, dict)}
     if not errors:
-        runs.refreshed(found, pool())  # writes down how it ended
+        runs.settle(found, pool())
     if as_json:
         failed = {host: str(error) for host, error in results.items() if isinstance(error, RingctlError)}
         click.echo(text.json_line({"run": found.run, "hosts": answers, "errors": failed}))
@@ -59,23 +64,35 @@ def stop(run: str | None, grace: float, as_json: bool, **where: str | None) -> i
     return HostError.exit_code if errors else 1 if left or watched else 0
 
 
-def end_everywhere(found: Found, grace: float) -> tuple[dict[str, dict[str, Any] | RingctlError], bool]:
+def end_everywhere(
+    found: Found, grace: float, others: Sequence[Host] = ()
+) -> tuple[dict[str, dict[str, Any] | RingctlError], bool]:
     """What came of it on each host, and whether somebody still watches the run; it is not started again.
-    Hosts that only an earlier attempt was on are told as well if they can be: else what they may still have
-    ends by itself, for want of its lease."""
-    from launcher import runs, watching
+    Hosts that only an earlier attempt was on are told as well, and so are `others` that may be about to start
+    it; of them it is told what they had, and who may still have something."""
+    from launcher import history, runs, watching
     from launcher.agent import agents_for
 
-    now = agents_for(found.hosts, pool())
-    agents = {**agents_for(found.former, pool()), **now}
     with watching.giving_up(found.run, grace) as watcher:
+        record = history.read(found.run) if found.from_here else None
+        found = runs.found_of(record) if record else found  # somebody may just have started it once more
+        agents = agents_for((*others, *found.former, *found.hosts), pool())
         results = runs.stop(agents, found.run, grace, attempt=found.attempt)
+    failed = [name for name, answer in results.items() if isinstance(answer, RingctlError)]
+    history.note_ended(found.run, [name for name in results if name not in failed])
     watched = not watching.wait_for_end(found.run, watcher)
     if watched:
         click.echo(
             f"error: run {found.run} is still {watching.sentence(found.run)}; end that process", err=True
         )
-    return {host: answer for host, answer in results.items() if host in now}, watched
+    its = {host.name for host in found.hosts}
+    told = {name: answer for name, answer in results.items() if name in its or had_some(answer)}
+    unended = {name: results[name] for name in found.unended if name in failed}
+    return {**told, **unended}, watched
+
+
+def had_some(answer: dict[str, Any] | RingctlError) -> bool:
+    return isinstance(answer, dict) and bool(answer["ended"] or answer["left"])
 
 
 def stopped_line(host: str, answer: dict[str, Any]) -> str:
@@ -119,6 +136,7 @@ def restart(run: str, world: int | None, grow: bool, i_know: bool, detach: bool,
 
 def end_before(found: Found, asked: Asked) -> None:
     """End the attempt before. A host that cannot be asked, and is not needed any more, ends what it has."""
+    from launcher import history
     from launcher.ask import chosen_hosts
     from launcher.plan import place
 
@@ -129,7 +147,8 @@ def end_before(found: Found, asked: Asked) -> None:
             continue
         if host in needed:
             raise HostError(host, f"cannot stop the attempt before: {answer.message}")
-        click.echo(f"{answer.message}; what it has ends by itself, for want of its lease", err=True)
+        click.echo(f"{answer.message}; it is asked again for as long as somebody watches the run", err=True)
+        history.note_ended(found.run, (), [host])
 
 
 def asked_again(run: str, world: int | None, grow: bool, i_know: bool = False) -> tuple[Asked, Found]:

@@ -3,6 +3,7 @@
     RingctlError            1   the run failed, or a step of it did
     ├── InputError          2   the input is wrong; nothing was touched
     ├── PreflightError      3   the hosts would not have been able to train
+    ├── StoppedEarly      130   somebody stopped the run before all of it had started
     └── HostError           4   a host could not be reached, or refused us
 
 Each message says what happened, where, and (`fix`) what to do next.
@@ -35,6 +36,12 @@ class PreflightError(RingctlError):
     """A check found something that would stop the run."""
 
     exit_code = 3
+
+
+class StoppedEarly(RingctlError):
+    """Somebody stopped the run before all of it had started."""
+
+    exit_code = 130
 
 
 class HostError(RingctlError):

@@ -7,7 +7,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,6 +35,7 @@ class Record:
     end: RunState | None = None  # how it ended, as far as somebody here has seen it
     cause: Mapping[str, Any] | None = None  # and what failed first, a diagnose.Cause, if that was looked for
     former: tuple[Host, ...] = ()  # hosts that only earlier attempts were on
+    unended: tuple[str, ...] = ()  # those of them that have not said that nothing is left of it there
 
 
 def new_run_id() -> str:
@@ -72,9 +73,24 @@ def remember(plan: Plan, inventory: Inventory, options: LaunchOptions) -> None:
         before = record_of(db, plan.run)
         earlier = (*before.hosts, *before.former) if before else ()
         former = tuple(host for host in earlier if host.name not in names)
-        put(db, Record(plan, hosts, time.time(), inventory, options, former=former))
+        unended = tuple(name for name in (before.unended if before else ()) if name not in names)
+        put(db, Record(plan, hosts, time.time(), inventory, options, former=former, unended=unended))
 
     change(work)
+
+
+def note_ended(run: str, ended: Iterable[str], unended: Iterable[str] = ()) -> None:
+    """These hosts have said that nothing is left of what they had of the run; those could not be asked."""
+
+    def work(db: sqlite3.Connection) -> None:
+        record = record_of(db, run)
+        if record is not None:
+            names = tuple(sorted({*record.unended, *unended} - set(ended)))
+            if names != record.unended:
+                put(db, replace(record, unended=names))
+
+    with contextlib.suppress(RingctlError):  # a full disk: they are asked again
+        change(work)
 
 
 def close(end: RunState, cause: Mapping[str, Any] | None = None) -> None:

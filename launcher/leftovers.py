@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
+from launcher import history
 from launcher.agent import Agent
 from launcher.errors import HostError, RingctlError
 from launcher.model import Host
@@ -24,8 +26,9 @@ class Ending(threading.Thread):
     """Asks one host to end the attempts of a run up to this one: until it has answered, each time by a new
     connection. Later attempts are left alone, however late it gets through."""
 
-    def __init__(self, agent: Agent, run: str, attempt: int) -> None:
+    def __init__(self, agent: Agent, run: str, attempt: int, done: Callable[[], None] = lambda: None) -> None:
         super().__init__(daemon=True)
+        self.done = done  # called once it has
         self.agent, self.run_id, self.attempt = agent, run, attempt
         self.answer: dict[str, Any] | RingctlError | None = None
         self.quit = threading.Event()
@@ -40,6 +43,8 @@ class Ending(threading.Thread):
                 self._ask(anew(self.agent.host, pool))
             finally:
                 pool.close()
+        if self.has_ended:
+            self.done()
 
     def _ask(self, agent: Agent) -> None:
         try:
@@ -51,21 +56,27 @@ class Ending(threading.Thread):
     def has_ended(self) -> bool:
         return isinstance(self.answer, dict)
 
+    @property
+    def is_done(self) -> bool:
+        """Whether asking again would be of no use."""
+        return self.answer is not None and not isinstance(self.answer, HostError)
+
 
 def end_before(
     agents: Mapping[str, Agent], run: str, attempt: int, away: Mapping[str, float]
 ) -> dict[str, str]:
-    """End the attempts up to this one: {host: why it could not be asked}. Who is `away`, since then, has some
-    time from then on to come back; of the others the first answer counts."""
+    """End the attempts up to this one: {host: why it could not be asked}. Who cannot be has some time to come
+    back, from when it went `away`."""
     endings = {name: Ending(agent, run, attempt) for name, agent in agents.items()}
     for ending in endings.values():
         ending.start()
-    least = time.monotonic() + ONCE_MORE_S
-    deadlines = {name: max(since + STAYS_S, least) for name, since in away.items()}
+    began = time.monotonic()
 
     def waits_for(name: str, ending: Ending) -> bool:
-        late = name in deadlines and time.monotonic() >= deadlines[name]
-        return not (ending.has_ended or late) if name in deadlines else ending.answer is None
+        if ending.answer is None and name not in away:
+            return True
+        patience = max(away.get(name, began) + STAYS_S, began + ONCE_MORE_S)
+        return not ending.is_done and time.monotonic() < patience
 
     while any(waits_for(name, ending) for name, ending in endings.items()):
         time.sleep(STEP_S)
@@ -96,7 +107,8 @@ class Leftovers:
         for host in hosts:
             if host.name not in self.endings:
                 agent = Agent(host, self.pool.transport(host))
-                self.endings[host.name] = Ending(agent, self.run, attempt)
+                done = partial(history.note_ended, self.run, [host.name])
+                self.endings[host.name] = Ending(agent, self.run, attempt, done)
                 self.endings[host.name].start()
 
     def close(self) -> str:

@@ -11,12 +11,12 @@ from dataclasses import replace
 from launcher import ask, fold, history, runs
 from launcher.agent import Agent, agents_for
 from launcher.ask import Asked
-from launcher.errors import HostError, RingctlError
+from launcher.errors import HostError, RingctlError, StoppedEarly
 from launcher.follow import follow
 from launcher.leftovers import Leftovers, end_before
 from launcher.model import Host, Inventory, Plan
 from launcher.plan import LaunchOptions, place
-from launcher.run import StoppedEarly, launch
+from launcher.run import launch
 from launcher.transport import Pool
 from launcher.watch import GRACE_S, Interrupts, Outcome, Screen, watch
 from launcher.watching import Book, Failure
@@ -127,7 +127,7 @@ def see_through(
             leftovers.look_after(former_hosts(plan.run), agents, plan.attempt - 1)
             outcome, failure = one_attempt(plan, agents, screen, interrupts, book, counts=not took_over)
             over = outcome.state.state in ("succeeded", "stopped") or interrupts.count
-            if book is None or over or book.stopped:
+            if book is None or over or book.stopped or not asked.options.max_restarts:
                 return outcome
             took_over = False
             book.note(failure=failure)
@@ -271,8 +271,8 @@ def again(
     record = history.read(run)
     hosts = (*record.hosts, *record.former) if record else ()
     needed = {host.name for host in record.hosts} if record else set()
-    gone = away if asked.options.min_world is not None else {}
-    unasked = end_before(agents_for(hosts, pool), run, attempt, gone)
+    unasked = end_before(agents_for(hosts, pool), run, attempt, away)
+    history.note_ended(run, [host.name for host in hosts if host.name not in unasked], unasked)
     lacking = {name: why for name, why in unasked.items() if name in needed}
     options = replace(ask.again(record.options if record else asked.options), attempt=attempt + 1)
     if lacking and options.min_world is not None:

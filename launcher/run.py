@@ -12,7 +12,7 @@ from typing import Any
 from launcher import history
 from launcher.agent import ANSWER_S, Agent, Conversation, agents_for
 from launcher.ask import Asked, chosen_hosts
-from launcher.errors import HostError, RingctlError
+from launcher.errors import HostError, RingctlError, StoppedEarly
 from launcher.fanout import fan_out, succeeded
 from launcher.history import new_run_id
 from launcher.model import CheckResult, Inventory, Plan, to_json
@@ -148,12 +148,6 @@ def is_anothers(answer: dict[str, Any] | RingctlError) -> bool:
     return isinstance(answer, RingctlError) and f": {ALREADY} " in answer.message
 
 
-class StoppedEarly(RingctlError):
-    """Somebody stopped the run before all of it had started."""
-
-    exit_code = 130
-
-
 class PortTaken(RingctlError):
     """Somebody took the master port between its choice and the start."""
 
@@ -190,7 +184,7 @@ def launch(
             history.remember(plan, inventory, options)
             if ready.checked and options.attempt == 1 and not options.promised:
                 note_checked(plan.run, ready.checked)  # the first that is known of it
-            begin(plan.run)
+            begun(plan.run, begin)
             start(plan, agents, ready.open, automatic=automatic, since=options.since)
         except PortTaken:
             interrupts.release()
@@ -206,6 +200,15 @@ def launch(
         finally:
             ready.close()
     raise AssertionError("unreachable")
+
+
+def begun(run: str, begin: Callable[[str], None]) -> None:
+    """It is about to start; if it was stopped meanwhile, that is how it ended."""
+    try:
+        begin(run)
+    except StoppedEarly as error:
+        note_over(run, "stopped", error)
+        raise
 
 
 def start_request(plan: Plan, host: str) -> dict[str, Any]:

@@ -36,6 +36,7 @@ class Found:
     cause: Mapping[str, Any] | None = None  # what failed first, a diagnose.Cause, if that was looked for
     attempt: int = 1  # the newest one that was begun here
     former: tuple[Host, ...] = ()  # hosts that only earlier attempts were on
+    unended: tuple[str, ...] = ()  # of those, who may still have something of it
 
     @property
     def state(self) -> RunState | None:
@@ -56,10 +57,12 @@ class Found:
 
     @property
     def is_over(self) -> bool:
-        """Whether all of its hosts have said, now or to whoever saw it end, that it has ended."""
-        ended = [state for state in self.states if state["state"] in fold.ENDED]
+        """Whether all of its hosts have said, now or to whoever saw it end, that it has ended: its newest
+        attempt, which some of them may not have begun yet."""
         if not self.states and self.end is not None:
             return self.end.state in fold.ENDED
+        newest = max([self.attempt, *(state["attempt"] for state in self.states)])
+        ended = [s for s in self.states if s["state"] in fold.ENDED and s["attempt"] == newest]
         return len(ended) == len(self.hosts) and not self.elsewhere
 
 
@@ -79,6 +82,7 @@ def found_of(record: history.Record) -> Found:
         cause=record.cause,
         attempt=record.plan.attempt,
         former=record.former,
+        unended=tuple(host.name for host in record.former if host.name in record.unended),
     )
 
 
@@ -94,7 +98,9 @@ def find_runs(
         if run not in known:
             first = next(states[0] for _, answer in answers if (states := states_in(answer, run)))
             hosts_with_it = hosts_of(run, answers)
-            known[run] = Found(run, first["name"], hosts_with_it, first["started"], from_here=False)
+            attempt = max(state["attempt"] for _, answer in answers for state in states_in(answer, run))
+            about = run, first["name"], hosts_with_it, first["started"]
+            known[run] = Found(*about, from_here=False, attempt=attempt)
     found = [updated(found, answers) for found in known.values()]
     errors = [answer for _, answer in answers if isinstance(answer, RingctlError)]
     return sorted(found, key=lambda f: f.started), errors
@@ -139,9 +145,22 @@ def updated(found: Found, answers: Iterable[tuple[Host, Answer]]) -> Found:
         return found
     silent = tuple(answer.message for answer in heard if isinstance(answer, RingctlError))
     found = replace(found, states=states, silent=silent)
-    if found.is_over and found.state:
+    if found.is_over and found.state and found.state.state in fold.ENDED:
         history.close(found.state)
     return found
+
+
+def settle(found: Found, pool: Pool) -> None:
+    """All of its hosts have answered a stop. What none of them tells of in its newest attempt has not been
+    started, and will not be: that is how it ended."""
+    found, record = refreshed(found, pool), history.read(found.run)
+    if record is None or found.silent or (record.end and record.end.state in fold.ENDED):
+        return
+    states = [state for state in found.states if state["attempt"] == record.plan.attempt]
+    if any(state["attempt"] > record.plan.attempt for state in found.states):
+        return  # somebody else has started it since
+    state = fold.from_states(states) if states else fold.initial(record.plan)
+    history.close(fold.without_missing(state, record.plan.rank_hosts, time.time()))
 
 
 def refreshed(found: Found, pool: Pool) -> Found:

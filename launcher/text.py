@@ -242,6 +242,9 @@ def attempt_lines(found: Found, watched: str) -> list[str]:
             f"attempt {state.attempt}, {count(state.world, 'rank')}"
             + (f"; without {', '.join(without)}, where an earlier attempt was" if without else "")
         )
+    if found.unended:
+        names = ", ".join(found.unended)
+        lines.append(f"{names} may still have ranks of an earlier attempt: ringctl stop {found.run}")
     return [*lines, watched] if watched else lines
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher import history
-from launcher.errors import RingctlError
+from launcher.errors import RingctlError, StoppedEarly
 
 BEGIN_S = 20.0  # by then a watcher has said that it is there
 LOOK_S = 0.5  # nobody who only looks whether a run is watched takes longer
@@ -142,15 +142,21 @@ class Keeper:
         self._held = contextlib.ExitStack()
 
     def __enter__(self) -> Keeper:
-        if self.run:
-            self._held.enter_context(alone(self.run))
+        with contextlib.ExitStack() as failing:
+            if self.run:
+                failing.enter_context(alone(self.run))
+                refuse_stopping(self.run)
+                mark_of(self.run).unlink(missing_ok=True)
+            self._held = failing.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._held.close()
 
     def begin(self, run: str) -> None:
-        """It is about to be started, or another than the one that was."""
+        """It is about to be started, or another than the one that was; not if it was stopped meanwhile."""
+        if run == self.run and mark_of(run).exists():
+            raise StoppedEarly(f"somebody has stopped run {run} meanwhile: it is not started")
         if not self.watches:
             return
         if run != self.run:
@@ -275,18 +281,27 @@ def pick_up(command: str | None) -> list[str]:
     return told
 
 
+def refuse_stopping(run: str) -> None:
+    with contextlib.suppress(FileNotFoundError), open(mark_of(run)) as mark:
+        try:
+            fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RingctlError(f"run {run} is being stopped by somebody else at this moment") from None
+
+
 @contextlib.contextmanager
 def giving_up(run: str, grace: float) -> Iterator[int]:
     """Somebody stops the run: whoever watches it, the process that this yields (0 for nobody), is not to
-    start it again. Should we be killed meanwhile it sees to the rest: it can tell by the lock of the mark."""
-    watch = read(run)
-    if watch is None or not is_watched(run):
+    start it again, and whoever prepares to start it does not. Should we be killed meanwhile it sees to the
+    rest: it can tell by the lock of the mark."""
+    if not is_watched(run):
         yield 0
         return
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):  # a full disk: that it was stopped is on its hosts as well
             mark(run, grace, held)
-        yield watch.pid
+        watch = read(run)
+        yield watch.pid if watch else 0
 
 
 def mark(run: str, grace: float, held: contextlib.ExitStack) -> None:
@@ -340,7 +355,7 @@ def sentence(run: str) -> str:
     """Who watches the run; "" for one that nobody needs to watch."""
     watch = read(run)
     if watch is None:
-        return ""
+        return "being started, or watched, by another ringctl on this machine" if is_watched(run) else ""
     if not is_watched(run):
         return "watched by nobody at the moment; the next ringctl command but this has somebody do it"
     who = "its launch" if watch.here else "a watcher"
