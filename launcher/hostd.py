@@ -1157,6 +1157,8 @@ class Supervisor:
         else:
             for rank in self.ranks:
                 self.rank_started(rank, start_plain(rank, environ, cwd))
+                for fd in list(self.readers):  # what those before it say does not wait for the last one
+                    self.read_output(fd)
         for rank in self.ranks:
             rank.close_write_ends()
         self.state = "running"

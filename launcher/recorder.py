@@ -18,7 +18,7 @@ from launcher.history import Record
 from launcher.model import Event, RunState
 from launcher.transport import Pool
 
-FLUSH_S = 0.15  # how long events wait for others to be written down with
+FLUSH_S = 0.1  # how long events wait for others to be written down with
 MOST_EVENTS = 5000  # that wait
 START_S = 60.0  # by then a run that was remembered has started everywhere, or will not
 AGAIN_S = 0.3
