@@ -16,7 +16,7 @@ from benchmarks.over_ssh import controller, over_ssh
 from benchmarks.preflight import all_pairs, preflight
 from benchmarks.push_tree import push_tree
 from benchmarks.schedule import schedule
-from benchmarks.service import service
+from benchmarks.service import service, service_long
 from benchmarks.startup import startup
 from benchmarks.sync_links import sync_links
 from benchmarks.sync_memory import sync_memory
@@ -44,5 +44,5 @@ BENCHMARKS: dict[str, Benchmark] = {
     "service": service,
 }
 
-LONG: dict[str, Benchmark] = {"accuracy": accuracy}
+LONG: dict[str, Benchmark] = {"accuracy": accuracy, "service_long": service_long}
 """Those that take longer than anyone waits for: `make bench-full`."""

@@ -21,7 +21,7 @@ from launcher.transport import Pool
 FLUSH_S = 0.1  # how long events wait for others to be written down with
 MOST_EVENTS = 5000  # that wait
 START_S = 60.0  # by then a run that was remembered has started everywhere, or will not
-AGAIN_S = 0.3
+AGAIN_S = 0.1
 GONE_S = 60.0  # a host that the others do not wait for any more is waited for so long
 GOING_ON = ("starting", "running", "lost")
 LATELY_S = 86400.0  # a run that ended before anybody recorded it, so long ago, is still recorded

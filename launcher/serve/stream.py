@@ -26,6 +26,7 @@ HEARTBEAT_S = 10.0
 LOOK_S = 1.0  # at the latest
 PAUSE_S = 0.02  # after something has come: more tends to come at once, and larger blocks cost less
 DETAIL_S, DETAIL_AGAIN_S = 0.3, 5.0  # how often a run's state is looked at, and told though it is the same
+NOW_S = 0.5  # how often a reader is told the time, by which it sees whether it keeps up
 OVERVIEW_S = 0.5
 ENOUGH_EVENTS = 4000  # for one block
 MOST_KEPT = 16 << 20  # bytes of blocks kept for other readers
@@ -258,7 +259,7 @@ async def while_allowed(call: Call, events: AsyncIterator[bytes]) -> AsyncIterat
 
 async def follow_run(live: Live, run: str, after: int) -> AsyncIterator[bytes]:
     """All that is known of a run after an event, and all that comes, to its end."""
-    version, told_at, heard = -1, 0.0, time.monotonic()
+    version, told_at, heard, timed = -1, 0.0, time.monotonic(), 0.0
     while not live.closing.is_set():
         news = live.news(run)
         detail = await live.detail(run)  # before the block: if it is over, nothing comes after the block
@@ -268,6 +269,9 @@ async def follow_run(live: Live, run: str, after: int) -> AsyncIterator[bytes]:
             version, told_at, heard = detail.version, now, now
             yield detail.data
         if block is not None:
+            if now - timed > NOW_S:
+                timed = now
+                yield framed("now", to_bytes(time.time()))
             after, heard = block.last, now
             yield block.data
             continue  # at once: whoever is behind is to catch up

@@ -35,6 +35,14 @@ for step in range(1, steps + 1):
 print("\\x1b[32mdone\\x1b[0m", rank, flush=True)
 print("this was", rank, flush=True)
 """
+TALKS = """
+from itertools import count
+from time import sleep
+for number in count(0, 400):
+    print(*(f"line {number + i:07}" for i in range(400)), sep="\\n", flush=True)
+    sleep(0.04)
+"""
+BUSY = "const end = Date.now() + 4000; while (Date.now() < end);"
 UNNAMED = """
 const named = (one) => one.ariaLabel || one.innerText?.trim() || one.labels?.length || one.title;
 return [...document.querySelectorAll("button, a[href], input, select, textarea")]
@@ -192,6 +200,29 @@ def test_a_line_is_found_and_has_an_address_of_its_own(scene: Scene, finished: s
     scene.go(f"runs/{finished}?tab=log&line={line}")
     browser.wait_for_text("this was 1", ".logdetail")
     browser.wait(lambda: len(said(browser)) > 1, "the lines around it")
+
+
+def newest(browser: Browser) -> int:
+    """The number of the last line that is shown; 0 if there is none."""
+    return int(["line 0", *said(browser)][-1].split()[1])
+
+
+def test_a_browser_that_is_too_slow_goes_on_with_the_newest_lines_and_says_what_it_left_out(
+    scene: Scene,
+) -> None:
+    service, browser = scene.service, scene.browser
+    run = service.submit(sys.executable, "-c", TALKS, prefork=False)
+    service.wait_for_state(run, "running")
+    scene.go(f"runs/{run}?tab=log")
+    browser.wait(lambda: newest(browser) > 10000, "lines")
+    browser.script(BUSY)
+    browser.wait_for_text("lines passed by unseen", ".log")
+    before = newest(browser)
+    browser.wait(lambda: newest(browser) > before + 10000, "lines that go on")
+    service.client().post(f"/api/runs/{run}/stop")
+    service.wait_for_state(run, "stopped")
+    scene.go(f"runs/{run}?tab=log&search={before - 5000:07}")
+    browser.wait(lambda: said(browser) == [f"line {before - 5000:07}"], "a line that was left out")
 
 
 # --- Everywhere ----------------------------------------------------------------------------------
