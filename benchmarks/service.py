@@ -17,15 +17,15 @@ MINUTES = (1, 2, 5, 10)
 
 def service(bench: Workbench) -> Iterator[Measurement]:
     """Beside five `ringctl logs --follow`, each of which asks the hosts by itself."""
-    return measured(bench, SECONDS)
+    return measured(bench, SECONDS, most_growth=32.0)  # what is kept for all readers is still to fill
 
 
 def service_long(bench: Workbench) -> Iterator[Measurement]:
     """The same for ten minutes, in which memory must not grow."""
-    return measured(bench, LONG_SECONDS)
+    return measured(bench, LONG_SECONDS, most_growth=8.0)
 
 
-def measured(bench: Workbench, seconds: int) -> Iterator[Measurement]:
+def measured(bench: Workbench, seconds: int, most_growth: float) -> Iterator[Measurement]:
     there = shutil.which("chromium") and shutil.which("chromedriver")
     looks, where = ("page", "screen") if there else ("stream", "reader")  # without a browser, what it reads
     ours, theirs = figures(bench, looks, seconds), figures(bench, "logs", seconds)
@@ -40,7 +40,7 @@ def measured(bench: Workbench, seconds: int) -> Iterator[Measurement]:
     yield measurement(f"delay from print to {where}, 99 of 100", "s", 1.0, "p99")
     yield measurement(f"delay from print to {where}, the longest", "s", 1.0, "longest")
     yield measurement(f"processor time of {seconds} s", "s", float(seconds), "cost")
-    yield measurement("growth of memory in the second half", "MB", 8.0, "growth")
+    yield measurement("growth of memory in the second half", "MB", most_growth, "growth")
     yield measurement("lines lost", "lines", 0.0, "lost")
 
 
