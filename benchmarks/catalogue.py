@@ -17,7 +17,7 @@ from benchmarks.page_cause import page_cause
 from benchmarks.preflight import all_pairs, preflight
 from benchmarks.push_tree import push_tree
 from benchmarks.schedule import schedule
-from benchmarks.service import service
+from benchmarks.service import service, service_long
 from benchmarks.startup import startup
 from benchmarks.sync_links import sync_links
 from benchmarks.sync_memory import sync_memory
@@ -46,5 +46,5 @@ BENCHMARKS: dict[str, Benchmark] = {
     "page_cause": page_cause,
 }
 
-LONG: dict[str, Benchmark] = {"accuracy": accuracy}
+LONG: dict[str, Benchmark] = {"accuracy": accuracy, "service_long": service_long}
 """Those that take longer than anyone waits for: `make bench-full`."""

@@ -66,9 +66,10 @@ class Measurement:
         return self.ours.figure(self.statistic), self.theirs.figure(self.statistic)
 
     @property
-    def ratio(self) -> float:
+    def ratio(self) -> float | None:
+        """None where theirs is nothing, such as lines lost."""
         ours, theirs = self.figures
-        return ours / theirs
+        return ours / theirs if theirs else None
 
     @property
     def reached(self) -> bool | None:
@@ -77,6 +78,8 @@ class Measurement:
             return None
         ours, theirs = self.figures
         value = {"ratio": self.ratio, "difference": ours - theirs, "ours": ours}[self.target.of]
+        if value is None:
+            return None
         return value <= self.target.limit if self.target.bound == "at most" else value >= self.target.limit
 
     def to_json(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def row(measurement: Measurement) -> tuple[str, ...]:
         quantity(ours, unit),
         quantity(theirs, unit),
         measurement.theirs.name,
-        f"{measurement.ratio:.2f}x",
+        "-" if measurement.ratio is None else f"{measurement.ratio:.2f}x",
         measurement.target.text(unit) if measurement.target else "-",
         {True: "yes", False: "no", None: "-"}[measurement.reached],
         judged_by(measurement),

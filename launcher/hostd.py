@@ -1160,12 +1160,23 @@ class Supervisor:
             self.zygote, self.report_fd = start_zygote(self.ranks, command, environ, cwd)
             os.set_blocking(self.report_fd, False)
         else:
-            for rank in self.ranks:
-                self.rank_started(rank, start_plain(rank, environ, cwd))
+            self.start_each(environ, cwd)
         for rank in self.ranks:
             rank.close_write_ends()
         self.state = "running"
         self.write_state()
+
+    def start_each(self, environ: dict[str, str], cwd: str) -> None:
+        """One after the other; what the first say does not wait for the last."""
+        import select
+
+        heard = select.poll()
+        for fd in self.readers:
+            heard.register(fd, select.POLLIN)
+        for rank in self.ranks:
+            self.rank_started(rank, start_plain(rank, environ, cwd))
+            for fd, _ in heard.poll(0):
+                self.read_output(fd)
 
     def make_folder(self) -> str:
         """Where the ranks run: the run's own copy of its code, or wherever the plan says."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from launcher import fold, history, redact, runs, tape, watch, watching
+from launcher import fold, history, queued, redact, runs, tape, watch, watching
 from launcher.agent import Agent, agents_for
 from launcher.diagnose import Tails
 from launcher.errors import InputError, RingctlError
@@ -18,10 +18,10 @@ from launcher.history import Record
 from launcher.model import Event, RunState
 from launcher.transport import Pool
 
-FLUSH_S = 0.15  # how long events wait for others to be written down with
+FLUSH_S = 0.1  # how long events wait for others to be written down with
 MOST_EVENTS = 5000  # that wait
 START_S = 60.0  # by then a run that was remembered has started everywhere, or will not
-AGAIN_S = 0.3
+AGAIN_S = 0.1
 GONE_S = 60.0  # a host that the others do not wait for any more is waited for so long
 GOING_ON = ("starting", "running", "lost")
 LATELY_S = 86400.0  # a run that ended before anybody recorded it, so long ago, is still recorded
@@ -78,6 +78,8 @@ class Recorder:
             if outcome is None:
                 break
             over = outcome.state.state in ("succeeded", "stopped")
+            while not over and is_launching(self.run) and not self.stop.wait(AGAIN_S):
+                pass  # who is to start it again is only there once its launch is through
             if over or not watching.begins_again(self.run, newest, self.stop.is_set):
                 self._tell(book.last + 1, (), outcome.state, {}, over=not self.stop.is_set())
                 return outcome
@@ -252,6 +254,11 @@ def resumed(record: Record, attempt: int) -> tuple[RunState, Tails]:
     for event in tape.last_words(run, attempt):
         tails.add(event)
     return state, tails
+
+
+def is_launching(run: str) -> bool:
+    row = queued.row(run)
+    return row is not None and row.state == "starting"
 
 
 def due() -> list[str]:

@@ -296,13 +296,18 @@ def last(run: str) -> int:
 
 def events(run: str, after: int = 0, limit: int = 5000) -> list[tuple[int, Event]]:
     """Those that come next, in order."""
+    return whole_chunks(run, after, limit)[:limit]
+
+
+def whole_chunks(run: str, after: int, enough: int) -> list[tuple[int, Event]]:
+    """Those that come next, to the end of the chunk with which they are enough. There, what was written
+    down at a time ends, too."""
     found: list[tuple[int, Event]] = []
     for first, rows in upwards(run, after):
-        for id_, row in enumerate(rows, first):
-            if id_ > after:
-                found.append((id_, decoded(run, row)))
-                if len(found) == limit:
-                    return found
+        new = max(first, after + 1)
+        found += [(id_, decoded(run, row)) for id_, row in enumerate(rows[new - first :], new)]
+        if len(found) >= enough:
+            break
     return found
 
 

@@ -1,111 +1,200 @@
-"""64 ranks on this machine, each with 200 lines a second, and five who follow them: by the service, or each
-by `ringctl logs --follow`. Prints: the delay from print to reader (99 of 100 are quicker) in s, processor
-time of what serves them in s, growth of its memory over the second half in MB, lines that one did not get."""
+"""64 ranks on this machine, each with 200 lines a second, and five who follow them: each by the service's
+`page` in a browser, by its `stream`, or by its own `ringctl logs --follow` (`logs`); one of these words for
+all of them, or one for each, with commas. Prints JSON: `delay` from print to screen or reader in s (median,
+99 of 100 are quicker, longest), `cost` of what serves them in s of processor time, its `memory` over time as
+[s, MB], and how many lines the worst of them has `lost`."""
 
 from __future__ import annotations
 
 import json
 import multiprocessing
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from launcher import client
 
-RANKS, RATE, READERS = 64, 200, 5
+RANKS, RATE, READERS, SAMPLE_S = 64, 200, 5, 5.0
+ROOT = str(Path(__file__).resolve().parents[2])
 RINGCTL = [sys.executable, "-m", "launcher", "--no-input"]
+# A few lines at a time, no two of them the same, so that nothing folds; and cheap, for all ranks share this
+# machine with what is measured.
 PRINT = """
 import os, sys, time
-begin, seconds, rate = time.time(), {seconds}, {rate}
-for piece in range(seconds * 10):
-    line = f"{{time.time():.6f}} step {{piece}} of a training that somebody looks at\\n"
-    sys.stdout.write(line * (rate // 10))
+begin, seconds, rate, rank, some = time.time(), {seconds}, {rate}, os.environ["RANK"], 4
+for number in range(0, seconds * rate, some):
+    lines = [f"{{time.time():.6f}} rank {{rank}} step {{number + i}} of a training" for i in range(some)]
+    sys.stdout.write("\\n".join(lines) + "\\n")
     sys.stdout.flush()
-    time.sleep(max(0.0, begin + (piece + 1) / 10 - time.time()))
+    time.sleep(max(0.0, begin + (number + some) / rate - time.time()))
 """
+# In the page, before its own scripts: when the first line of what came is printed, and when the last is seen.
+NOTE = """
+const noted = window.noted = {lost: 0, delays: [], over: false}, came = [], last = {};
+const add = EventSource.prototype.addEventListener;
+const now = () => (performance.timeOrigin + performance.now()) / 1000;
+function take(lines) {
+  for (const line of lines) {
+    const [, , rank, , step] = line[6].split(" ");
+    noted.lost += step - (last[rank] ?? step - 1) - 1;
+    last[rank] = Number(step);
+  }
+  came.push([parseFloat(lines[0][6]), lines[lines.length - 1][6]]);
+}
+EventSource.prototype.addEventListener = function (name, handler) {
+  if (name === "lines") add.call(this, name, (event) => take(JSON.parse(event.data)));
+  if (name === "end") add.call(this, name, () => { noted.over = true; });
+  add.call(this, name, handler);
+};
+(function look() {
+  const rows = document.querySelectorAll(".loglines .said"), text = rows[rows.length - 1]?.textContent;
+  const at = came.findIndex((some) => some[1] === text);
+  for (const [printed] of came.splice(0, at + 1)) noted.delays.push(now() - printed);
+  requestAnimationFrame(look);
+})();
+"""
+TELL = "return [noted.lost, noted.over, noted.delays.splice(0)]"
 
 
 def main(how: str, seconds: int) -> None:
-    command = [sys.executable, "-c", PRINT.format(seconds=seconds, rate=RATE)]
-    heard: multiprocessing.Queue[tuple[int, list[float]]] = multiprocessing.Queue()
-    by_service = how == "service"
-    service = start_service() if by_service else None
-    launch = ["submit"] if by_service else ["launch", "--local", "--detach", "--skip-preflight"]
-    done = subprocess.run(
-        [*RINGCTL, *launch, "--json", "--world", str(RANKS), "--no-prefork", "--", *command],
-        check=True,
-        capture_output=True,
-        cwd=tempfile.mkdtemp(),
-    )
-    run = str(json.loads(done.stdout)["run"])
-    read = by_stream if by_service else by_logs
-    readers = [multiprocessing.Process(target=note, args=(read, run, heard)) for _ in range(READERS)]
+    kinds = how.split(",") if "," in how else [how] * READERS
+    service = None if "logs" in kinds else Service()
+    told: multiprocessing.Queue[str] = multiprocessing.Queue()
+    heard: multiprocessing.Queue[Any] = multiprocessing.Queue()
+    lines = RANKS * RATE * seconds
+    readers = [
+        multiprocessing.Process(target=note, args=(kind, lines, service, told, heard)) for kind in kinds
+    ]
     for reader in readers:
         reader.start()
-    time.sleep(seconds / 2)
-    watched = (
-        [service.pid] if service else [pid for each in readers if each.pid for pid in children(each.pid)]
-    )
-    half = memory(watched)
-    time.sleep(seconds / 2)
-    cost, growth = sum(map(processor_time, watched)), memory(watched) - half
+    for _ in readers:
+        heard.get(timeout=60)  # it is there
+    run = handed_in(seconds, ["submit"] if service else ["launch", "--local", "--detach", "--skip-preflight"])
+    for _ in readers:
+        told.put(run)
+    watched = [service.process.pid] if service else [pid for each in readers for pid in children_of(each)]
+    over_time, cost = watch(watched, seconds)
     answers = [heard.get(timeout=120) for _ in readers]
     for reader in readers:
         reader.join()
     if service:
-        service.terminate()
-        service.wait()
+        service.process.terminate()
+        service.process.wait()
     delays = sorted(delay for _, some in answers for delay in some)
-    lost = max(RANKS * RATE * seconds - count for count, _ in answers)
-    print(delays[int(len(delays) * 0.99)], cost, growth, lost)
+    figures = (statistics.median(delays), delays[int(len(delays) * 0.99)], delays[-1])
+    lost = max(lost for lost, _ in answers)
+    print(json.dumps({"delay": figures, "cost": cost, "memory": over_time, "lost": lost}))
 
 
-def start_service() -> subprocess.Popen[bytes]:
-    hosts = Path(tempfile.mkdtemp()) / "hosts.yaml"
-    hosts.write_text(f"hosts: [{{name: here, local: true, slots: {RANKS}}}]\n")
-    process = subprocess.Popen(
-        [*RINGCTL, "serve", "--port", "0", "--hosts", str(hosts)], stdout=subprocess.PIPE
+class Service:
+    """One of our own, with a slot for each rank."""
+
+    def __init__(self) -> None:
+        hosts = Path(tempfile.mkdtemp()) / "hosts.yaml"
+        hosts.write_text(f"hosts: [{{name: here, local: true, slots: {RANKS}}}]\n")
+        command = [*RINGCTL, "serve", "--port", "0", "--hosts", str(hosts)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().split()[-1]
+
+
+def handed_in(seconds: int, how: list[str]) -> str:
+    command = [sys.executable, "-S", "-E", "-c", PRINT.format(seconds=seconds, rate=RATE)]
+    done = subprocess.run(
+        [*RINGCTL, *how, "--json", "--world", str(RANKS), "--no-prefork", "--", *command],
+        check=True,
+        capture_output=True,
+        cwd=tempfile.mkdtemp(),
     )
-    assert process.stdout is not None
-    process.stdout.readline()
-    return process
+    return str(json.loads(done.stdout)["run"])
 
 
-def note(read: Any, run: str, heard: Any) -> None:
-    """The delay of the first line of each piece, which is the oldest."""
-    count, delays = 0, []
-    for number, first in read(run):
-        count += number
-        delays.append(time.time() - first)
-    heard.put((count, delays))
+def watch(pids: list[int], seconds: int) -> tuple[list[tuple[float, float]], float]:
+    """Their memory over time, and the processor time that they take."""
+    began, before, samples = time.monotonic(), sum(map(processor_time, pids)), []
+    while (since := time.monotonic() - began) < seconds:
+        samples.append((round(since, 1), memory(pids)))
+        time.sleep(min(SAMPLE_S, seconds - since))
+    samples.append((round(since, 1), memory(pids)))
+    return samples, sum(map(processor_time, pids)) - before
 
 
-def by_stream(run: str) -> Iterator[tuple[int, float]]:
-    there = client.client_for(None)
-    for name, _, data in there.stream(there.run(run, "/stream")):
+# --- those who look ------------------------------------------------------------------------------
+
+Run = Callable[[], str]  # says that the reader is there, and waits for the run that it is to follow
+Heard = tuple[int, list[float]]  # how many lines came, or did not, and how late the oldest of each piece was
+
+
+def note(kind: str, lines: int, service: Service | None, told: Any, heard: Any) -> None:
+    def run() -> str:
+        heard.put("ready")
+        return str(told.get())
+
+    if kind == "page":
+        assert service is not None
+        heard.put(by_page(service.url, run))
+    else:
+        count, delays = by_stream(run) if kind == "stream" else by_logs(run)
+        heard.put((lines - count, delays))
+
+
+def by_stream(run: Run) -> Heard:
+    there, count, delays = client.client_for(None), 0, []
+    for name, _, data in there.stream(there.run(run(), "/stream")):
         if name == "lines":
-            yield len(data), float(data[0][6].split()[0])
+            count += len(data)
+            delays.append(time.time() - float(data[0][6].split()[0]))
+    return count, delays
 
 
-def by_logs(run: str) -> Iterator[tuple[int, float]]:
-    process = subprocess.Popen([*RINGCTL, "logs", run, "--follow", "--no-prefix"], stdout=subprocess.PIPE)
+def by_logs(run: Run) -> Heard:
+    command = [*RINGCTL, "logs", run(), "--follow", "--no-prefix"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert process.stdout is not None
-    rest = b""
+    rest, count, delays = b"", 0, []
     while data := os.read(process.stdout.fileno(), 1 << 20):
         whole, newline, rest = (rest + data).rpartition(b"\n")
         if newline:
             lines = whole.split(b"\n")
-            yield len(lines), float(lines[0].split()[0])
+            count += len(lines)
+            delays.append(time.time() - float(lines[0].split()[0]))
     process.wait()
+    return count, delays
 
 
-def children(pid: int) -> list[int]:
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+def by_page(url: str, run: Run) -> Heard:
+    """A page joins a log at its end: what it lacks is what is missing between the lines that it got."""
+    sys.path.insert(0, ROOT)
+    from tests.launcher.serve.browser import browsing
+
+    link = subprocess.run([*RINGCTL, "serve", "link"], check=True, capture_output=True, text=True).stdout
+    delays: list[float] = []
+    with browsing() as browser:
+        browser.open(link.split()[-1])
+        browser.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": NOTE})
+        address = f"{url}/#/runs/{run()}?tab=log"
+        browser.open("about:blank")  # another document, so that the script comes before the page's own
+        browser.open(address)
+        over = False
+        while not over:
+            time.sleep(1.0)
+            lost, over, some = browser.script(TELL)
+            delays += some
+    return lost, delays
+
+
+def children_of(process: multiprocessing.Process) -> list[int]:
+    """Waited for."""
+    file = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not (found := file.read_text().split()):
+        time.sleep(0.01)
+    return [int(each) for each in found]
 
 
 def processor_time(pid: int) -> float:
@@ -115,7 +204,7 @@ def processor_time(pid: int) -> float:
 
 def memory(pids: list[int]) -> float:
     pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids)
-    return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+    return round(pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20), 1)
 
 
 if __name__ == "__main__":

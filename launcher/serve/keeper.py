@@ -124,6 +124,8 @@ class Keeper:
         woken = self._wake.is_set()
         self._wake.clear()
         self.look_at_launches()
+        if self._launches:
+            self.look_for_runs()  # what begins is heard from its first line on
         if woken or time.monotonic() - self._looked > LOOK_S:
             self._looked = time.monotonic()
             self.look_for_runs()

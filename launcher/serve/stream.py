@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 10.0
 LOOK_S = 1.0  # at the latest
-PAUSE_S = 0.05  # after something has come: more tends to come at once, and larger blocks cost less
+PAUSE_S = 0.02  # after something has come: more tends to come at once, and larger blocks cost less
 DETAIL_S, DETAIL_AGAIN_S = 0.3, 5.0  # how often a run's state is looked at, and told though it is the same
+NOW_S = 0.5  # how often a reader is told the time, by which it sees whether it keeps up
 OVERVIEW_S = 0.5
-MOST_EVENTS = 4000  # of one block
-MOST_KEPT = 16 << 20  # bytes of blocks kept for other readers
+ENOUGH_EVENTS = 4000  # for one block
+MOST_KEPT = 8 << 20  # bytes of blocks kept for other readers
 FIRST_ROWS = 50
 OVER = ("succeeded", "failed", "stopped", "lost", "cancelled")
 STAYS = ("plan", "preflight", "links")  # what is large, and the same until the next attempt
@@ -80,6 +81,7 @@ class Live:
         self.closing = asyncio.Event()
         self.streams = 0
         self.of_user: Counter[str] = Counter()
+        self.of_run: Counter[str] = Counter()  # only those that somebody reads
         self._loop = asyncio.get_running_loop()
         self._news: dict[str, asyncio.Event] = {}
         self._blocks: OrderedDict[tuple[str, int], asyncio.Future[Block]] = OrderedDict()
@@ -91,9 +93,10 @@ class Live:
     # --- from the recording threads ---
 
     def batch(self, batch: Batch) -> None:
-        """Called by a recorder after its commit. Encoded here only if somebody waits for just this."""
+        """Called by a recorder after its commit. Encoded here, once, if anybody reads the run: also whoever
+        is a little behind comes to just this, which costs much less than to read it from the tape."""
         block = None
-        if batch.events and batch.run in self._news:
+        if batch.events and batch.run in self.of_run:
             block = encoded(list(enumerate(batch.events, start=batch.first)))
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody reads any more
             self._loop.call_soon_threadsafe(self._take, batch.run, batch.first - 1, block)
@@ -208,7 +211,8 @@ def steady(detail: Any) -> Any:
 
 
 def read_block(run: str, after: int) -> Block:
-    events = tape.events(run, after=after, limit=MOST_EVENTS)
+    """To where a batch ended: whoever has caught up goes on with what is encoded for all."""
+    events = tape.whole_chunks(run, after, ENOUGH_EVENTS)
     return encoded(events) if events else Block(after, b"")
 
 
@@ -221,7 +225,7 @@ async def of_run(call: Call) -> Answer:
     if row is None:
         raise Refused(404, f"there is no run {run[:64]!r}")
     after, live, changes = start_after(call), call.service.live, call.may_change(row)
-    return streamed(call, lambda: follow_run(live, run, after, changes))
+    return streamed(call, lambda: follow_run(live, run, after, changes), run)
 
 
 def start_after(call: Call) -> int:
@@ -232,17 +236,21 @@ def start_after(call: Call) -> int:
     return int(call.query.get("after") or 0)
 
 
-def streamed(call: Call, events: Callable[[], AsyncIterator[bytes]]) -> Answer:
+def streamed(call: Call, events: Callable[[], AsyncIterator[bytes]], run: str = "") -> Answer:
     live = call.service.live
     who = call.who.name if call.who else ""
     if live.streams >= MOST_STREAMS or live.of_user[who] >= MOST_STREAMS_EACH:
         raise Refused(503, "too many streams are open", "close a page", {"Retry-After": "5"})
     live.streams += 1  # before anybody else is asked: many may come at once
     live.of_user[who] += 1
+    live.of_run[run] += 1
 
     def done() -> None:
         live.streams -= 1
         live.of_user[who] -= 1
+        live.of_run[run] -= 1
+        if not live.of_run[run]:
+            del live.of_run[run]
 
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     kind = "text/event-stream"
@@ -264,7 +272,7 @@ async def while_allowed(call: Call, events: AsyncIterator[bytes]) -> AsyncIterat
 async def follow_run(live: Live, run: str, after: int, changes: bool) -> AsyncIterator[bytes]:
     """All that is known of a run after an event, and all that comes, to its end. `changes`: for somebody who
     may stop it and start it again."""
-    version, told_at, heard = -1, 0.0, time.monotonic()
+    version, told_at, heard, timed = -1, 0.0, time.monotonic(), 0.0
     while not live.closing.is_set():
         news = live.news(run)
         detail = await live.detail(run)  # before the block: if it is over, nothing comes after the block
@@ -274,6 +282,9 @@ async def follow_run(live: Live, run: str, after: int, changes: bool) -> AsyncIt
             version, told_at, heard = detail.version, now, now
             yield detail.data if changes else detail.bare
         if block is not None:
+            if now - timed > NOW_S:
+                timed = now
+                yield framed("now", to_bytes(time.time()))
             after, heard = block.last, now
             yield block.data
             continue  # at once: whoever is behind is to catch up

@@ -317,8 +317,11 @@ def test_what_a_rank_left_behind_may_write_metrics_for_ever_and_the_run_ends() -
     assert launch(["sh", "-c", flood], world=1)[-1]["state"] == "succeeded"
 
 
-def test_three_hundred_ranks_are_not_too_many() -> None:
-    final = exits(launch(["true"], world=300))
+def test_three_hundred_ranks_are_not_too_many_and_the_first_is_heard_before_the_last_starts() -> None:
+    events = launch(["sh", "-c", "echo $RANK"], world=300)
+    said = [event["rank"] for event in events if event["kind"] in ("line", "rank_started")]
+    assert said.index(0, said.index(0) + 1) < said.index(299)
+    final = exits(events)
     assert {event["exit_code"] for event in final.values()} == {0}
     assert len(final) == 300
 

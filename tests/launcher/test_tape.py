@@ -89,6 +89,17 @@ def test_many_small_batches_become_few_chunks(book: tape.Tape) -> None:
     assert len(tape.events(RUN)) == 2000
 
 
+def test_whole_chunks_end_where_something_that_was_written_down_at_a_time_ends(book: tape.Tape) -> None:
+    record(book, [line(n, text="x" * 1000) for n in range(300)], 40)
+    assert tape.whole_chunks(RUN, 300, 10) == []
+    for after in range(0, 300, 7):
+        found = tape.whole_chunks(RUN, after, 10)
+        last = found[-1][0]
+        assert found == tape.events(RUN, after, last - after)
+        assert last % 40 == 0 or last == 300
+        assert len(found) >= 10 or last == 300
+
+
 def test_places_go_with_the_events(book: tape.Tape) -> None:
     assert book.places(1) == {}
     place = Place((1, 2, 300), 40, 50)

@@ -6,6 +6,7 @@ import { address } from "./api.js";
 const FIRST_RETRY_MS = 500;
 const LAST_RETRY_MS = 10000;
 const REST_AFTER_MS = 20000;
+const BEHIND_S = 2;
 
 let current = null;
 let tellState = () => {};
@@ -15,7 +16,18 @@ export function onState(show) {
   tellState = show;
 }
 
-/** Listens to `path` in place of what was listened to before. `events`: name -> function(data, id). */
+/** How much later than at its best something comes to be looked at, in seconds: the clocks need not agree. */
+export class Lag {
+  least = Infinity;
+
+  of(sent, now) {
+    this.least = Math.min(this.least, now - sent);
+    return now - sent - this.least;
+  }
+}
+
+/** Listens to `path` in place of what was listened to before. `events`: name -> function(data, id); of these
+ * `skip` is called in place of going on where this browser is too slow for what comes, or did not look. */
 export function listen(path, query, events) {
   current?.close();
   current = new Stream(path, query, events);
@@ -33,7 +45,10 @@ class Stream {
   constructor(path, query, events) {
     this.path = path;
     this.query = { ...query };
-    this.events = events;
+    const { skip, ...others } = events;
+    this.events = others;
+    this.skip = skip;
+    this.lag = new Lag();
     this.retry = FIRST_RETRY_MS;
     this.over = false;
   }
@@ -44,12 +59,25 @@ class Stream {
     this.source = new EventSource(address(this.path, this.query));
     this.source.onopen = () => { this.retry = FIRST_RETRY_MS; tellState("live"); };
     this.source.onerror = () => this.dropped();
+    this.source.addEventListener("now", (event) => this.heard(Number(event.data)));
     for (const [name, take] of Object.entries(this.events)) {
       this.source.addEventListener(name, (event) => {
         if (event.lastEventId) this.query.after = event.lastEventId;
         take(event.data ? JSON.parse(event.data) : null, event.lastEventId);
       });
     }
+  }
+
+  heard(sent) {
+    if (this.over || !this.skip || this.lag.of(sent, Date.now() / 1000) < BEHIND_S) return;
+    this.close();
+    this.skip({ slow: true });
+  }
+
+  again() {
+    if (!this.skip) return this.open();
+    this.close();
+    return this.skip({ slow: false });
   }
 
   /** The browser tries again by itself, with Last-Event-ID, unless it was refused: then we do. */
@@ -80,6 +108,6 @@ document.addEventListener("visibilitychange", () => {
     resting = setTimeout(() => { resting = -1; current?.rest(); }, REST_AFTER_MS);
   } else if (resting === -1) {
     resting = 0;
-    current?.open();
+    current?.again();
   }
 });

@@ -27,6 +27,7 @@ export class LogView {
     this.follows = !query.line;
     this.chosen = Number(query.line) || 0;
     this.loading = false;
+    this.passed = 0; // lines that came too fast to be shown
     this.build(ranks);
     this.paint = paced(() => this.render(), PACE_MS);
     this.watcher = new ResizeObserver(() => this.paint());
@@ -49,12 +50,13 @@ export class LogView {
       pick("rank", "Rank", "all ranks", ranks.map((rank) => [rank.rank, `rank ${rank.rank}`])), pick("host", "Host", "all hosts", hosts.map((host) => [host, host])),
       pick("stream", "Stream", "out and err", [["out", "stdout"], ["err", "stderr"]]),
       h("label", { class: "tickbox" }, this.foldBox, "Fold repeats"), h("label", { class: "tickbox" }, this.followBox, "Follow"), this.count);
+    this.note = h("p", { class: "soft passed", role: "status", hidden: true });
     this.list = h("div", { class: "loglines" });
     this.spacer = h("div", { class: "logspace" }, this.list);
     this.box = h("div", { class: "logbox", tabindex: "0", role: "log", "aria-live": "off", "aria-label": "Log lines", onscroll: () => this.scrolled(), onkeydown: (event) => this.key(event) }, this.spacer);
     this.jump = h("button", { type: "button", class: "jump", hidden: true, onclick: () => this.follow(true) }, icon("down"), "To the end");
     this.detail = h("div", { class: "logdetail", hidden: true });
-    this.element = h("section", { class: "log card", "aria-label": "Log" }, this.tools, h("div", { class: "logframe" }, this.box, this.jump), this.detail);
+    this.element = h("section", { class: "log card", "aria-label": "Log" }, this.tools, this.note, h("div", { class: "logframe" }, this.box, this.jump), this.detail);
   }
 
   // --- lines come in ---
@@ -103,6 +105,15 @@ export class LogView {
       this.rows.append(wanted);
       this.paint();
     }
+  }
+
+  /** So many lines were not shown as they came: goes on with the newest. They are above, as all others are. */
+  passOver(count) {
+    this.passed += count;
+    this.pending = [];
+    if (this.follows) this.load(0);
+    else this.rows.newer = true;
+    this.paint();
   }
 
   async more(older) {
@@ -176,6 +187,8 @@ export class LogView {
     put(this.list, rows.slice(start, end).map((row) => this.row(row)), rows.length ? null : h("p", { class: "nothing" }, this.nothing()));
     this.jump.hidden = this.follows || rows.length === 0;
     say(this.count, rows.length ? `${plural(rows.length, "line")}${this.rows.older || this.rows.newer ? " loaded" : ""}` : "");
+    this.note.hidden = !this.passed;
+    say(this.note, this.passed ? `Too fast for this browser: about ${plural(this.passed, "line")} passed by unseen. They are in the log: scroll up, or search.` : "");
     if (scrollTop < ROW * 40 && this.rows.older) this.more(true);
     else if (this.rows.newer && end > rows.length - 40) this.more(false);
   }

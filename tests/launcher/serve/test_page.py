@@ -34,6 +34,14 @@ for step in range(1, steps + 1):
 print("\\x1b[32mdone\\x1b[0m", rank, flush=True)
 print("this was", rank, flush=True)
 """
+TALKS = """
+from itertools import count
+from time import sleep
+for number in count(0, 400):
+    print(*(f"line {number + i:07}" for i in range(400)), sep="\\n", flush=True)
+    sleep(0.04)
+"""
+BUSY = "const end = Date.now() + 4000; while (Date.now() < end);"
 UNNAMED = """
 const named = (one) => one.ariaLabel || one.innerText?.trim() || one.labels?.length || one.title;
 return [...document.querySelectorAll("button, a[href], input, select, textarea")]
@@ -219,6 +227,29 @@ def test_a_page_whose_service_is_killed_says_so_and_goes_on_where_it_was(
         browser.click("#stop")
         browser.click("dialog [value=yes]")
         browser.wait_for_text("Stopped", ".runhead")
+
+
+def newest(browser: Browser) -> int:
+    """The number of the last line that is shown; 0 if there is none."""
+    return int(["line 0", *said(browser)][-1].split()[1])
+
+
+def test_a_browser_that_is_too_slow_goes_on_with_the_newest_lines_and_says_what_it_left_out(
+    scene: Scene,
+) -> None:
+    service, browser = scene.service, scene.browser
+    run = service.submit(sys.executable, "-c", TALKS, prefork=False)
+    service.wait_for_state(run, "running")
+    scene.go(f"runs/{run}?tab=log")
+    browser.wait(lambda: newest(browser) > 10000, "lines")
+    browser.script(BUSY)
+    browser.wait_for_text("lines passed by unseen", ".log")
+    before = int(browser.wait(lambda: newest(browser), "the newest lines"))
+    browser.wait(lambda: newest(browser) > before + 10000, "lines that go on")
+    service.client().post(f"/api/runs/{run}/stop")
+    service.wait_for_state(run, "stopped")
+    scene.go(f"runs/{run}?tab=log&search={before - 5000:07}")
+    browser.wait(lambda: said(browser) == [f"line {before - 5000:07}"], "a line that was left out")
 
 
 def test_whoever_may_only_look_has_no_button_that_changes_something_and_may_leave(

@@ -16,7 +16,8 @@ import pytest
 
 from launcher.client import Client, events
 from launcher.errors import HostError
-from launcher.model import Event
+from launcher.model import Event, RunState
+from launcher.recorder import Batch
 from launcher.serve import call, stream
 from tests.launcher.ringctl import wait_for
 from tests.launcher.serve.service import Service, serving
@@ -41,6 +42,7 @@ class Reader:
         self.ids: list[int] = []
         self.metrics: dict[int, Any] = {}
         self.states: list[str] = []
+        self.times: list[float] = []
         self.ended = False
         self.last = after
         self._there, self._run = there, run
@@ -52,6 +54,8 @@ class Reader:
                 self.ids += [line[0] for line in data]
             elif name == "metrics":
                 self.metrics.update({metric[0]: metric[4] for metric in data})
+            elif name == "now":
+                self.times.append(data)
             elif name == "run":
                 self.states.append(data["state"])
             elif name == "end":
@@ -92,6 +96,8 @@ def test_readers_get_everything_once_and_in_order_also_those_who_come_late_or_ar
             assert in_order(reader.lines, 1)
             assert reader.ids == sorted(set(reader.ids))
             assert len(reader.metrics) == 60
+            assert reader.times == sorted(reader.times)
+            assert 0 <= time.time() - reader.times[-1] < 120
             assert reader.states[-1] == "succeeded"
         middle = late.ids[len(late.ids) // 2]
         assert Reader(there, run, after=middle).read().ids == [
@@ -191,6 +197,29 @@ def test_blocks_are_encoded_once_for_all_readers(monkeypatch: pytest.MonkeyPatch
 
     asyncio.run(work())
     assert made == [("r", 0)]
+
+
+def test_whoever_is_a_little_behind_gets_what_was_encoded_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(stream, "read_block")  # so that nobody can
+    events = [Event("line", 0.0, "r", 1, "h", 0, {"stream": "out", "text": str(n)}) for n in range(6)]
+    state = RunState("r", "", 1, 1, "running", {})
+
+    async def work() -> None:
+        live = stream.Live(None)  # type: ignore[arg-type]  # as above
+        live.of_run["r"] += 1
+        for at in (0, 2, 4):  # while the only reader is still busy with something else
+            live.batch(Batch("r", at + 1, events[at : at + 2], state, {}))
+        await asyncio.sleep(0)
+        ends = []
+        after = 0
+        while after < 6:
+            block = await live.block("r", after)
+            assert block is not None
+            after = block.last
+            ends.append(after)
+        assert ends == [2, 4, 6]
+
+    asyncio.run(work())
 
 
 def test_old_blocks_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,11 +20,12 @@ const TABS = [["overview", "Overview"], ["log", "Log"], ["ranks", "Ranks"], ["pr
 const PACE_MS = 200; // between drawings, with few ranks
 const CLOCK_MS = 1000;
 const LATEST = 8; // lines below the bars
+const FEW = 5000; // events that are caught up with rather than passed over
 
 export function runView(place, { run: id, query }) {
   const measured = new Measured();
   const parts = { head: h("header", { class: "runhead" }), banner: h("div", { class: "banners" }), stats: h("dl", { class: "stats" }), panel: h("div", { class: "panel", role: "tabpanel", id: "panel", tabindex: "-1" }), status: h("p", { class: "unseen", role: "status" }) };
-  let run = null, tab = TABS.some(([name]) => name === query.tab) ? query.tab : "overview", shown = null, closed = false, follows = false, latest = [];
+  let run = null, tab = TABS.some(([name]) => name === query.tab) ? query.tab : "overview", shown = null, closed = false, follows = false, latest = [], seen = 0;
 
   const tabs = h("div", { class: "tabs", role: "tablist", "aria-label": "About this run" }, TABS.map(([name, word]) => h("button", {
     type: "button", role: "tab", id: `tab-${name}`, "aria-controls": "panel", "aria-selected": String(name === tab), tabindex: name === tab ? "0" : "-1", onclick: () => open(name), onkeydown: arrows }, word)));
@@ -141,7 +142,7 @@ export function runView(place, { run: id, query }) {
       put(place, parts.head, parts.banner, parts.stats, tabs, parts.panel, parts.status);
       open(tab, query);
       drawRun();
-      attach(Math.min(log.last ?? 0, metrics.last ?? 0));
+      attach(log.last ?? 0); // the metrics were asked for after it
     } catch (error) {
       if (closed) return;
       put(place, error.status === 404 ? emptyState("There is no such run", id, "", h("a", { class: "button", href: "#/runs" }, "All runs")) : errorState(error, start));
@@ -152,9 +153,11 @@ export function runView(place, { run: id, query }) {
   /** While it goes on, everything of it; afterwards only whether it begins again. */
   function attach(after) {
     follows = isActive(run.state) || run.state === "queued";
+    seen = after;
     if (!follows) return listen("/api/stream", {}, { runs: (rows) => rows.some((row) => row.run === id && row.state !== run.state) && changed() });
     return listen(runPath(id, "/stream"), { after }, {
       lines: (lines) => {
+        seen = lines[lines.length - 1][0];
         latest = [...latest, ...lines.filter((line) => line[0] > (latest[latest.length - 1]?.[0] ?? 0)).slice(-LATEST)].slice(-LATEST);
         shown?.take?.(lines);
         shown?.said?.();
@@ -162,7 +165,26 @@ export function runView(place, { run: id, query }) {
       metrics: (metrics) => measured.add(metrics) && drawMeasured(),
       run: (detail) => take(detail),
       end: () => changed(),
+      skip: ({ slow }) => goOn(slow),
     });
+  }
+
+  /** With the newest, after nobody has looked, or when more came than this browser can take: the log has all. */
+  async function goOn(slow) {
+    try {
+      const [log, metrics] = [await get(runPath(id, "/log"), { limit: LATEST }), await get(runPath(id, "/metrics"), { points: 400 })];
+      if (closed) return;
+      const missed = (log.last ?? 0) - seen;
+      if (missed <= FEW) return attach(seen);
+      measured.load(metrics);
+      latest = log.lines;
+      shown?.passOver?.(slow ? missed : 0);
+      shown?.said?.();
+      drawMeasured();
+      attach(log.last);
+    } catch {
+      if (!closed) attach(seen);
+    }
   }
 
   function take(detail) {
@@ -197,7 +219,7 @@ export function runView(place, { run: id, query }) {
         if (closed) return;
         measured.load(metrics);
         drawMeasured();
-        attach(metrics.last ?? 0);
+        attach(seen);
         if (tab === "log") open("log", {});
       }
     } catch (error) {
