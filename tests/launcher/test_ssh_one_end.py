@@ -1,0 +1,189 @@
+"""However a run came to be half started, stopped by two or left behind, it has one end, the same for all."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import history, leftovers
+from tests.launcher import hosts
+from tests.launcher.hosts import Hosts, inventory
+from tests.launcher.ringctl import is_alive, ringctl, wait_for
+from tests.launcher.test_ssh_restarts import (
+    THREE,
+    TWO,
+    detached,
+    ends_on,
+    host_state,
+    impatience,
+    program,
+    step_of,
+)  # fmt: skip
+
+__all__ = ["impatience"]  # a fixture of all tests here, too
+
+# ringctl, with something that happens when $AT is asked to start the run, or when all is prepared.
+INSTEAD = """
+import os, pathlib, signal, time
+from launcher import agent, run
+def happens(name):
+    if name in os.environ["AT"].split(","):
+        exec(os.environ["THEN"])
+for kind, method in ((agent.Conversation, "last"), (agent.Agent, "start")):
+    def begin(self, request, *rest, real=getattr(kind, method)):
+        happens(self.host.name)
+        return real(self, request, *rest)
+    setattr(kind, method, begin)
+def prepare(*args, real=run.prepare, **options):
+    done = real(*args, **options)
+    happens("prepared")
+    return done
+run.prepare = prepare
+from launcher.__main__ import main
+main()
+"""
+KILLED = "time.sleep(1); os.kill(os.getpid(), signal.SIGKILL)"
+
+
+def instead(*args: str, at: str, then: str) -> subprocess.Popen[str]:
+    env = {**os.environ, "AT": at, "THEN": then}
+    return subprocess.Popen(
+        [sys.executable, "-c", INSTEAD, *args],
+        env=env, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def killed(*args: str, at: str) -> str:
+    """The run whose start was cut short."""
+    with instead(*args, at=at, then=KILLED) as process:
+        process.communicate(timeout=90)
+    assert process.returncode == -signal.SIGKILL
+    return history.recall()[-1].plan.run
+
+
+def said_of(run: str) -> set[str]:
+    """Its state, by all who tell it."""
+    by = {}
+    for words in (["ps"], ["runs", "list"]):
+        rows = json.loads(ringctl(*words, "--json").stdout)
+        by[words[0]] = {row["run"]: row["state"] for row in rows}[run]
+    by["status"] = json.loads(ringctl("status", run, "--json").stdout)["state"]
+    return {*by.values(), history.state_of(run)}
+
+
+@pytest.mark.parametrize(
+    ("code", "at", "end"),
+    [(0, "server2", "stopped"), (3, "server2", "failed"), (0, "server1,server2", "stopped")],
+)
+def test_what_a_killed_launch_has_half_started_has_one_end_once_it_is_stopped(
+    cluster: Hosts, code: int, at: str, end: str
+) -> None:
+    inventory(cluster, only=TWO)
+    run = killed("launch", "--detach", "--", "sh", "-c", f"exit {code}", at=at)
+    if at == "server2":
+        ends_on(cluster, "server1", run)
+    ringctl("stop", run)
+    assert said_of(run) == {end}
+    assert run in ringctl("runs", "prune", "--keep", "0", "--dry-run").stdout
+
+
+def test_an_attempt_that_was_killed_before_it_was_anywhere_is_stopped_like_any_other(cluster: Hosts) -> None:
+    inventory(cluster, only=TWO)
+    ringctl("launch", "--", "true")
+    run = killed("restart", history.recall()[-1].plan.run, "--detach", at="server1,server2")
+    ringctl("stop", run)
+    assert said_of(run) == {"stopped"}
+
+
+def test_a_stop_while_a_restart_is_prepared_is_not_undone(cluster: Hosts, tmp_path: Path) -> None:
+    inventory(cluster, only=TWO)
+    ringctl("launch", "--", "false", code=1)
+    run, ready = history.recall()[-1].plan.run, tmp_path / "ready"
+    then = f"pathlib.Path({str(ready)!r}).touch(); time.sleep(3)"
+    with instead("restart", run, "--detach", at="prepared", then=then) as restart:
+        wait_for(ready.exists, "the preparation", 60.0)
+        ringctl("stop", run)
+        _, errors = restart.communicate(timeout=60)
+    assert (restart.returncode, [host_state(cluster, host, run)["attempt"] for host in TWO]) == (130, [1, 1])
+    assert "somebody has stopped" in errors
+    assert said_of(run) <= {"stopped", "failed"}
+    ringctl("restart", run, code=1)
+
+
+def test_a_stop_from_elsewhere_reaches_a_host_that_is_only_about_to_start_it(
+    cluster: Hosts, tmp_path: Path
+) -> None:
+    path = inventory(cluster, only=THREE)
+    run = detached("--world", "2", "--", "sleep", "600")["run"]
+    ringctl("stop", run, "--grace", "0")
+    with instead("restart", run, "--world", "3", "--detach", at="server3", then="time.sleep(6)") as restart:
+        wait_for(
+            lambda: all(
+                (host_state(cluster, host, run)["attempt"], host_state(cluster, host, run)["state"])
+                == (2, "running")
+                for host in TWO
+            ),
+            "the second attempt",
+            60.0,
+        )
+        elsewhere = {**os.environ, "RINGCTL_HOME": str(tmp_path / "elsewhere")}
+        ringctl("stop", run, "--hosts", str(path), "--grace", "0", env=elsewhere, code=4)
+        _, errors = restart.communicate(timeout=90)
+    assert restart.returncode == 130, errors
+    assert host_state(cluster, "server3", run)["state"] in ("", "stopped")
+    assert said_of(run) == {"stopped"}
+
+
+def test_what_a_host_that_was_cut_off_still_has_is_told_watched_for_and_ended(cluster: Hosts) -> None:
+    inventory(cluster, only=TWO)
+    run = detached(*program())["run"]
+
+    def without_the_second_host() -> Any:
+        wait_for(lambda: step_of(cluster, "server2", run) > 3, "steps")
+        cluster.cut("server2")
+        return json.loads(ringctl("restart", run, "--world", "1", "--detach", "--json").stdout)
+
+    watcher = without_the_second_host()["watcher"]
+    assert "server2 may still have ranks of an earlier attempt" in ringctl("status", run).stdout
+    hosts.mend(cluster)
+    assert ends_on(cluster, "server2", run)["attempt"] == 1
+    wait_for(lambda: "may still have" not in ringctl("status", run).stdout, "that it is known")
+    assert is_alive(watcher)
+    ringctl("restart", run, "--grow", "--detach")
+    assert not is_alive(watcher)
+
+    without_the_second_host()
+    assert "error: server2: " in ringctl("stop", run, "--grace", "0", code=4).stderr
+    hosts.mend(cluster)
+    assert "server2: ended ranks 1" in ringctl("stop", run, "--grace", "0").stdout
+    assert host_state(cluster, "server2", run)["state"] == "stopped"
+    assert "server2" not in ringctl("stop", run).stdout
+
+
+def test_a_host_that_cannot_be_asked_for_a_second_is_not_gone(cluster: Hosts) -> None:
+    inventory(cluster, only=TWO)
+    with hosts.agents() as agents:
+        cluster.stop_sshd("server2")
+        back = threading.Timer(1.5, cluster.start_sshd, ["server2"])
+        back.start()
+        try:
+            assert leftovers.end_before(agents, "20260101-000000-abcd", 1, {}) == {}
+        finally:
+            back.join()
+        cluster.stop_sshd("server2")
+        began = time.monotonic()
+        try:
+            away = {"server2": began - 60.0}
+            assert set(leftovers.end_before(agents, "20260101-000000-abcd", 1, away)) == {"server2"}
+            assert time.monotonic() - began < leftovers.STAYS_S, "who has long been gone is not waited for"
+        finally:
+            cluster.start_sshd("server2")
