@@ -32,7 +32,7 @@ COLOURS, COMMON = 200, 120  # of a picture: enough for flat areas and their edge
 TALLEST = 1500
 PATIENCE_S = 600
 ONE = ("--threads", "1")  # all hosts are one machine
-SHORT, LONG = ("--epochs", "3", *ONE), ("--epochs", "12", "--checkpoint-every", "50", *ONE)
+SHORT, LONG = ("--epochs", "3", *ONE), ("--epochs", "60", "--checkpoint-every", "250", *ONE)
 FAILS = """
 import json, os, sys, time
 rank = int(os.environ["RANK"])
@@ -75,7 +75,7 @@ def hosts(given: Path | None) -> Iterator[Path]:
         yield given.resolve()
         return
     # A rate that a short sample of preflight measures rightly also where one machine is all hosts.
-    with Cluster(4, rate="200mbit") as cluster:
+    with Cluster(4, rate="100mbit") as cluster:
         os.environ["HOME"] = str(cluster.home)
         yield cluster.folder / "hosts.yaml"
 
@@ -119,7 +119,7 @@ def make_runs(service: Service) -> dict[str, str]:
     runs["again"] = service.submit("python", "-c", FAILS_ONCE, name="again", world=4, max_restarts=1)
     service.wait_for_state(runs["again"], "succeeded", seconds=60)
     runs["long-run"] = service.submit(*LONG, name="long-run", world=3)
-    wait_for(lambda: (service.row(runs["long-run"])["step"] or 0) > 250, "some steps", PATIENCE_S)
+    wait_for(lambda: (service.row(runs["long-run"])["step"] or 0) > 1000, "some steps", PATIENCE_S)
     for name, more in (("all-hosts", {"priority": 5}), ("afterwards", {"after": runs["long-run"]})):
         runs[name] = service.submit("--epochs", "3", name=name, world=4, **more)
     wait_for(lambda: all(row["waiting"] for row in service.client().get("/api/queue")["queue"]), "reasons")
