@@ -31,7 +31,8 @@ WINDOWS = {"light": (1280, 860), "dark": (1280, 860), "phone": (390, 844)}
 COLOURS, COMMON = 200, 120  # of a picture: enough for flat areas and their edges, and a third of the size
 TALLEST = 1500
 PATIENCE_S = 600
-LONG = ("--epochs", "12", "--checkpoint-every", "50", "--threads", "1")
+ONE = ("--threads", "1")  # all hosts are one machine
+SHORT, LONG = ("--epochs", "3", *ONE), ("--epochs", "60", "--checkpoint-every", "250", *ONE)
 FAILS = """
 import json, os, sys, time
 rank = int(os.environ["RANK"])
@@ -74,7 +75,7 @@ def hosts(given: Path | None) -> Iterator[Path]:
         yield given.resolve()
         return
     # A rate that a short sample of preflight measures rightly also where one machine is all hosts.
-    with Cluster(4, rate="200mbit") as cluster:
+    with Cluster(4, rate="100mbit") as cluster:
         os.environ["HOME"] = str(cluster.home)
         yield cluster.folder / "hosts.yaml"
 
@@ -111,14 +112,14 @@ def make_runs(service: Service) -> dict[str, str]:
     runs = {}
     wait_for(lambda: service.client().get("/api/preflight"), "the first preflight", 60)
     for name, rate in (("baseline", "0.01"), ("smaller-steps", "0.002")):
-        runs[name] = service.submit("--epochs", "3", "--lr", rate, name=name, world=4)
+        runs[name] = service.submit(*SHORT, "--lr", rate, name=name, world=4)
         service.wait_for_state(runs[name], "succeeded", seconds=PATIENCE_S)
     runs["missing-shard"] = service.submit("python", "-c", FAILS, name="missing-shard", world=4)
     service.wait_for_state(runs["missing-shard"], "failed", seconds=60)
     runs["again"] = service.submit("python", "-c", FAILS_ONCE, name="again", world=4, max_restarts=1)
     service.wait_for_state(runs["again"], "succeeded", seconds=60)
     runs["long-run"] = service.submit(*LONG, name="long-run", world=3)
-    wait_for(lambda: (service.row(runs["long-run"])["step"] or 0) > 250, "some steps", PATIENCE_S)
+    wait_for(lambda: (service.row(runs["long-run"])["step"] or 0) > 1000, "some steps", PATIENCE_S)
     for name, more in (("all-hosts", {"priority": 5}), ("afterwards", {"after": runs["long-run"]})):
         runs[name] = service.submit("--epochs", "3", name=name, world=4, **more)
     wait_for(lambda: all(row["waiting"] for row in service.client().get("/api/queue")["queue"]), "reasons")
@@ -153,18 +154,17 @@ def seen(browser: Browser, window: str) -> Image.Image:
 def reduced(picture: Image.Image) -> Image.Image:
     """Few colours: those that most of it has, as they are, and the most unlike these, so that a small sign
     keeps its own."""
-    pixels = np.asarray(picture).reshape(-1, 3)
-    colours, where, count = np.unique(pixels, axis=0, return_inverse=True, return_counts=True)
-    order = np.argsort(-count)
-    known = colours.astype(np.int32)
-    chosen = list(order[:COMMON])
+    pixels = np.asarray(picture).astype(np.int32) @ (1 << 16, 1 << 8, 1)
+    colours, where, count = np.unique(pixels, return_inverse=True, return_counts=True)
+    known = np.stack([colours >> 16, colours >> 8 & 255, colours & 255], axis=1)
+    chosen = list(np.argsort(-count)[:COMMON])
     far = np.min([((known - known[one]) ** 2).sum(axis=1) for one in chosen], axis=0)
     while len(chosen) < COLOURS and far.max() > 0:
         chosen.append(int(far.argmax()))
         far = np.minimum(far, ((known - known[chosen[-1]]) ** 2).sum(axis=1))
     nearest = np.argmin(((known[:, None] - known[chosen][None]) ** 2).sum(axis=2), axis=1)
     small = Image.fromarray(nearest[where].reshape(picture.height, picture.width).astype(np.uint8), "P")
-    small.putpalette(colours[chosen].astype(np.uint8).tobytes())
+    small.putpalette(known[chosen].astype(np.uint8).tobytes())
     return small
 
 

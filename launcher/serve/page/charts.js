@@ -140,6 +140,7 @@ export class LineChart {
       empty ? svg("text", { class: "nothing", x: this.width / 2, y: CHART_HEIGHT / 2, "text-anchor": "middle" }, this.options.empty ?? "Nothing measured yet") : null,
       this.cross);
     this.showLegend();
+    this.details.hidden = empty;
     say(this.summary, this.sentence());
     this.plot.setAttribute("aria-label", `${this.options.title}. ${this.sentence()}`);
     if (this.details.open) this.fillTable();

@@ -48,7 +48,7 @@ export class LogView {
     this.count = h("span", { class: "soft count", role: "status" });
     this.tools = h("div", { class: "logtools" }, h("div", { class: "searchbox" }, icon("search"), this.searchBox),
       pick("rank", "Rank", "all ranks", ranks.map((rank) => [rank.rank, `rank ${rank.rank}`])), pick("host", "Host", "all hosts", hosts.map((host) => [host, host])),
-      pick("stream", "Stream", "out and err", [["out", "stdout"], ["err", "stderr"]]),
+      pick("stream", "Stream", "out + err", [["out", "stdout"], ["err", "stderr"]]),
       h("label", { class: "tickbox" }, this.foldBox, "Fold repeats"), h("label", { class: "tickbox" }, this.followBox, "Follow"), this.count);
     this.note = h("p", { class: "soft passed", role: "status", hidden: true });
     this.list = h("div", { class: "loglines" });

@@ -26,7 +26,7 @@ export function ranksTab(run, openLog) {
     { title: "Sent", class: "number", of: (rank) => sized(rank.bytes_sent) },
     { title: "Last sign", class: "number", of: (rank) => (isNumber(rank.heartbeat_age_s) ? duration(rank.heartbeat_age_s) : NOTHING) },
     { title: "Pid", class: "number", of: (rank) => rank.pid ?? NOTHING },
-    { title: "Ended", of: howEnded },
+    { title: "Ended", class: "words", of: howEnded },
   ], now.ranks) : emptyState("No ranks yet", "They are placed when the run starts.")));
 }
 
@@ -76,7 +76,7 @@ function environment(told) {
   if (!rows.length || !rows.every(([, value]) => value && typeof value === "object" && !Array.isArray(value))) return pairs("Environment", told);
   const names = [...new Set(rows.flatMap(([, value]) => Object.keys(value)))];
   return h("section", null, h("h3", null, "Environment"), table("Environment", [{ title: "Host", of: ([host]) => host },
-    ...names.map((name) => ({ title: capital(name), of: ([, value]) => h("span", { class: "mono" }, plainValue(value[name])) }))], rows));
+    ...names.map((name) => ({ title: capital(name), class: "whole", of: ([, value]) => h("span", { class: "mono" }, plainValue(value[name])) }))], rows));
 }
 
 export function plainValue(value) {

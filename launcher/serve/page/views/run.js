@@ -116,7 +116,7 @@ export function runView(place, { run: id, query }) {
     const ranks = run.ranks ?? [], recent = measured.recent(), all = (key) => ranks.map((rank) => rank[key]).filter(isNumber);
     const step = average(recent.length ? recent.map((one) => one.step_ms) : all("step_ms"));
     const comm = average(recent.length ? recent.map((one) => one.comm_ms) : all("comm_ms"));
-    const loss = average(all("loss")) ?? run.loss; // of all ranks, as the curve has it
+    const loss = (isActive(run.state) ? average(all("loss")) : null) ?? run.loss; // meanwhile of all ranks, as the curve has it
     const made = [
       ["Loss", isNumber(loss) ? figure(loss, 4) : null],
       ["Accuracy", isNumber(run.accuracy) ? percent(run.accuracy) : null],

@@ -128,7 +128,7 @@ export function runsView(place, { query }) {
     return [
       cell("where", stateBadge(run.state)),
       cell("what", h("a", { class: "name", href: runLink(run.run) }, title(run)),
-        h("span", { class: "soft small id" }, run.name ? `${run.run} · ` : "", times(run, now), run.attempt > 1 ? ` · attempt ${run.attempt}` : ""),
+        h("span", { class: "soft small id" }, run.name ? `${run.run} · ` : "", times(run, now), run.attempt > 1 ? ` · attempt\u00a0${run.attempt}` : ""),
         run.error && run.state !== "succeeded" ? h("span", { class: `reason${isActive(run.state) ? "" : " bad"}` }, isActive(run.state) ? `Goes on after: ${run.error}` : capital(run.error)) : null,
         run.waiting && run.state === "queued" ? h("span", { class: "reason" }, capital(run.waiting)) : null),
       cell("far", run.state === "queued" || run.state === "cancelled" ? null : progress(run)),
