@@ -176,7 +176,7 @@ def test_slots_of_a_plain_launch_from_another_account_are_taken_until_it_ends(cl
         run = service.submit("true", world=2, prefork=False)
         wait_for(lambda: service.row(run)["waiting"] == "waiting for 1 slot on server2", "the reason")
         [host] = [row for row in service.client().get("/api/hosts")["hosts"] if row["name"] == "server2"]
-        assert host["runs"] == [{"run": his, "user": "bob", "slots": 1}]
+        assert host["runs"] == [{"run": his, "user": "bob", "slots": 1, "shared": False}]
         ringctl("stop", his, "--hosts", str(of_bob))
         service.wait_for_state(run, "succeeded")
 
