@@ -106,6 +106,8 @@ def of_run(found: Found) -> dict[str, Any]:
     if running and state.state not in fold.ENDED:
         cause = first_failure(state, tails, away)
         return answer(cause, run=found.run, state=state.state) if cause else of_going_on(state, tails, away)
+    if found.state.state in fold.ENDED and state.state not in fold.ENDED:
+        state, away = found.state, {}  # hosts told it once, and have nothing of it any more
     outcome = watch.outcome(state, tails, away)
     note = (
         ""
