@@ -98,7 +98,10 @@ def of_run(found: Found) -> dict[str, Any]:
     if running:
         look_at(agents, found.run)
     tails, state, away = Tails(), fold.before(found.state), dict[str, str]()
-    for update in follow(agents, found.run, live=False, attempt=found.state.attempt):
+    attempt = found.state.attempt
+    for update in follow(
+        agents, found.run, live=False, attempt=attempt, rank_hosts=found.rank_hosts_in(attempt)
+    ):
         away = update.unheard
         for event in update.events:
             state = fold.fold(state, event) if event.kind != "line" else state

@@ -84,7 +84,7 @@ def known_end(found: Found, attempt: int) -> watch.Outcome | None:
 
 def previous(found: Found, agents: Mapping[str, Agent]) -> int:
     """The attempt before the newest one; a number that no host knows belongs to one that did not start."""
-    newest = found.attempt if found.from_here else newest_of(found) or 1
+    newest = max(found.attempt, newest_of(found)) if found.from_here else newest_of(found) or 1
     for attempt in range(newest - 1, max(0, newest - 1 - MOST_MISSED), -1):
         with contextlib.suppress(RingctlError):
             events = follow(agents, found.run, live=False, attempt=attempt, some=True)
@@ -124,7 +124,10 @@ def show_attempt(
     gone: Mapping[str, str] = {}
     unheard: Mapping[str, str] = {}
     patience = START_S if live and not former else 0.0
-    for update in follow(agents, found.run, live=live, attempt=attempt, some=former, patience=patience):
+    places = found.rank_hosts_in(attempt)
+    for update in follow(
+        agents, found.run, live=live, attempt=attempt, some=former, patience=patience, rank_hosts=places
+    ):
         for words in (*presence(away, update.away), *newly_lost(gone, update.lost)):
             print(words, file=sys.stderr)
         away, gone, unheard = update.away, update.lost, update.unheard
@@ -190,7 +193,10 @@ def save(
     def pages() -> Iterator[Sequence[Event]]:
         nonlocal away
         asked = attempt or newest_of(found)
-        for update in follow(agents, found.run, live=False, attempt=asked, some=bool(attempt)):
+        places = found.rank_hosts_in(asked)
+        for update in follow(
+            agents, found.run, live=False, attempt=asked, some=bool(attempt), rank_hosts=places
+        ):
             away = update.unheard
             yield update.events
 
