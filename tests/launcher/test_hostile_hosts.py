@@ -264,6 +264,8 @@ PLACES = {0: "good", 1: "liar"}
 
 
 def two(good: str, lies: str) -> dict[str, Agent]:
+    """Both hear what they are asked before they answer."""
+    good, lies = (f"cat >/dev/null\n{script}" for script in (good, lies))
     return {"good": Agent(Host("good", local=True), Liar(good)), "liar": liar(lies)}
 
 
