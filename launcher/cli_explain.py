@@ -98,7 +98,10 @@ def of_run(found: Found) -> dict[str, Any]:
     if running:
         look_at(agents, found.run)
     tails, state, away = Tails(), fold.before(found.state), dict[str, str]()
-    for update in follow(agents, found.run, live=False):
+    attempt = found.state.attempt
+    for update in follow(
+        agents, found.run, live=False, attempt=attempt, rank_hosts=found.rank_hosts_in(attempt)
+    ):
         away = update.unheard
         for event in update.events:
             state = fold.fold(state, event) if event.kind != "line" else state
@@ -106,6 +109,8 @@ def of_run(found: Found) -> dict[str, Any]:
     if running and state.state not in fold.ENDED:
         cause = first_failure(state, tails, away)
         return answer(cause, run=found.run, state=state.state) if cause else of_going_on(state, tails, away)
+    if found.state.state in fold.ENDED and state.state not in fold.ENDED:
+        state, away = found.state, {}  # hosts told it once, and have nothing of it any more
     outcome = watch.outcome(state, tails, away)
     note = (
         ""

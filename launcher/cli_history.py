@@ -263,7 +263,9 @@ def prune(older_than: str | None, keep: int | None, logs_only: bool, **how: bool
 
     age = age_of(older_than, keep)
     chosen = pruning.chosen(age, keep, time.time(), logs_only=logs_only)
-    prune_chosen(chosen, lambda: pruning.forget(chosen, logs_only=logs_only), logs_only=logs_only, **how)
+    prune_chosen(
+        list(chosen), lambda: pruning.forget(chosen, logs_only=logs_only), logs_only=logs_only, **how
+    )
     return 0
 
 
@@ -275,16 +277,17 @@ def age_of(older_than: str | None, keep: int | None) -> float | None:
 
 def prune_chosen(
     chosen: list[str],
-    forget: Callable[[], object],
+    forget: Callable[[], list[str]],
     *,
     logs_only: bool,
     dry_run: bool,
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Say which, ask, and do it."""
+    """Say which, ask, and do it; `forget` says which of them it forgot."""
     from launcher import text
 
+    forgotten: list[str] = []
     what = "the log of " if logs_only else ""
     if not as_json:
         for run in chosen:
@@ -292,9 +295,12 @@ def prune_chosen(
     if chosen and not dry_run:
         if not yes and not confirmed(f"Forget {what}{text.count(len(chosen), 'run')}?"):
             raise InputError("nothing was forgotten", fix="--yes does it without asking")
-        forget()
+        forgotten = forget()
+        for run in chosen:
+            if run not in forgotten:
+                click.echo(f"{run} stays: it was started again, or somebody is at it", err=True)
     if as_json:
-        click.echo(text.json_line({"forgotten": [] if dry_run else chosen, "chosen": chosen}))
+        click.echo(text.json_line({"forgotten": forgotten, "chosen": chosen}))
     elif not chosen:
         click.echo("there is nothing to forget")
 

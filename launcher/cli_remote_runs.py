@@ -95,7 +95,9 @@ def prune(older_than: str | None, keep: int | None, logs_only: bool, **how: bool
     there = client_for(server_url())
     asked = {"older_than": cli_history.age_of(older_than, keep), "keep": keep, "logs_only": logs_only}
     chosen = there.post("/api/prune", {**asked, "dry_run": True})["chosen"]
-    cli_history.prune_chosen(
-        chosen, lambda: there.post("/api/prune", {**asked, "runs": chosen}), logs_only=logs_only, **how
-    )
+
+    def forget() -> list[str]:
+        return list(there.post("/api/prune", {**asked, "runs": chosen})["forgotten"])
+
+    cli_history.prune_chosen(chosen, forget, logs_only=logs_only, **how)
     return 0

@@ -73,6 +73,7 @@ class Decoder:
         self.run, self.host, self.clock = run, host, clock
         self.hidden = hidden  # values that no event may show
         self.ranks: set[int | None] = set()  # that it has told of
+        self.others: frozenset[int] = frozenset()  # ranks of which it has nothing to tell
         self.clock_offset: float | None = None  # how far the host's clock is ahead of ours; None until heard
         self.cursor: list[int] | None = None
         self.count = 0  # events before the cursor
@@ -140,8 +141,10 @@ class Decoder:
         self.ranks |= check_events(events)
         if len(self.ranks) > MOST_RANKS_HERE + 1:
             raise ValueError("more ranks than a host has")
-        self.count += len(events)
         piece.watermark = events[-1].time
+        if not self.others.isdisjoint(self.ranks):
+            events = [event for event in events if event.rank not in self.others]
+        self.count += len(events)
         if self.skip:
             known = min(self.skip, len(events))
             events, self.skip = events[known:], self.skip - known
@@ -262,11 +265,13 @@ def follow(
     some: bool = False,
     patience: float = 0.0,
     after: Mapping[str, Place] | None = None,
+    rank_hosts: Mapping[int, str] | None = None,
 ) -> Iterator[Update]:
     """The run's events. `live` waits for more until the run is over, through drops of the connection; 0 means
     the newest attempt that a host has. With `some`, hosts that the attempt was not on are not missed. A host
     that has not started it yet has `patience` seconds to do so. Only those `after` the places that an update
-    of the same attempt told; {} for such places from the first on."""
+    of the same attempt told; {} for such places from the first on. Where it is known that the attempt's ranks
+    are on `rank_hosts`, no host is believed about those of another."""
     pieces: queue.Queue[Piece] = queue.Queue(maxsize=4 * len(agents))
     quit_ = threading.Event()
     request = {"run": run, "follow": live, "attempt": attempt}
@@ -277,6 +282,7 @@ def follow(
             decoder.begin_at(after[name])
         if agent.host.local:
             decoder.clock_offset = 0.0
+        decoder.others = frozenset(rank for rank, host in (rank_hosts or {}).items() if host != name)
         readers.append(Reader(agent, request, decoder, pieces, quit_, patience))
     for reader in readers:
         reader.start()

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from launcher import database
 from launcher.errors import RingctlError
+from launcher.fold import ENDED
 from launcher.model import Host, Inventory, Plan, RunState, from_json, to_json
 from launcher.plan import LaunchOptions
 from launcher.wholefile import replace_whole, sync_folder
@@ -94,10 +95,14 @@ def note_ended(run: str, ended: Iterable[str], unended: Iterable[str] = ()) -> N
 
 
 def close(end: RunState, cause: Mapping[str, Any] | None = None) -> None:
-    """The run is over, and this is how it ended; a cause that was found before stays."""
+    """The run is over, and this is how it ended; a cause that was found before stays, and so does an end that
+    all hosts told, whoever cannot hear them any more."""
 
     def work(db: sqlite3.Connection) -> None:
         record = record_of(db, end.run)
+        known = record.end if record else None
+        if end.state == "lost" and known is not None and known.state in ENDED:
+            return
         if record is not None and record.plan.attempt == end.attempt:
             put(db, replace(record, end=end, cause=cause or record.cause))
 

@@ -1645,6 +1645,9 @@ def answered_before(folder: str, request: dict[str, Any]) -> dict[str, Any] | No
     token, plan = request.get("token"), read_json(os.path.join(folder, "plan.json"))
     state = read_state(str(request["run"]))
     same = token and plan and plan.get("token") == token and state and state["attempt"] == request["attempt"]
+    if same and plan and plan.get("host") != request["host"]:
+        names = f"{plan.get('host')} and {request['host']}"
+        raise Refused(f"{names} are the same machine and account: leave one of them out of the run")
     if not same or state is None or state["state"] == "lost" or is_stopped(folder, request):
         return None
     failed = [rank["reason"] for rank in state["ranks"] if rank["reason"] and not rank["pid"]]

@@ -106,6 +106,8 @@ def detail(run: str, now: float | None = None, live: RunState | None = None) -> 
     if about is None:
         return None
     record = history.read(run)
+    if live is not None and record is not None and live.attempt < record.plan.attempt:
+        live = None  # it is being recorded what a host has of an attempt before
     state = live or tape.folded(run) or (record.end if record else None)
     if state is not None and record is not None and state.attempt < record.plan.attempt:
         state = None  # of an attempt before

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping
 
 from launcher import database, history, queued, watching
 
@@ -14,19 +15,21 @@ PAGES = 2000  # given back in one
 
 
 KNOWN = """
-    SELECT run, state, coalesce(ended, started, submitted, 0) AS moment,
+    SELECT run, state, attempt, coalesce(ended, started, submitted, 0) AS moment,
         EXISTS (SELECT 1 FROM chunks WHERE chunks.run = runs.run) AS recorded
-    FROM runs ORDER BY run DESC"""
+    FROM runs"""
 LOGS = ("chunks", "metrics", "series", "positions")
+LOCKS = ("lock", "recording")  # of who starts or watches a run, and of who writes it down
 
 
-def chosen(age: float | None, keep: int | None, now: float, *, logs_only: bool = False) -> list[str]:
-    """Runs that may go, oldest first: older than so many seconds, and none of the newest `keep`."""
+def chosen(age: float | None, keep: int | None, now: float, *, logs_only: bool = False) -> dict[str, int]:
+    """Runs that may go, oldest first, each with its newest attempt: older than so many seconds, and none of
+    the newest `keep`."""
     nothing: list[sqlite3.Row] = []
-    rows = history.ask(lambda db: db.execute(KNOWN).fetchall(), nothing)[keep or 0 :]
+    rows = history.ask(lambda db: db.execute(f"{KNOWN} ORDER BY run DESC").fetchall(), nothing)[keep or 0 :]
     old = [row for row in rows if age is None or row["moment"] < now - age]
-    over = [row["run"] for row in old if is_over(row, now) and (row["recorded"] or not logs_only)]
-    return [run for run in reversed(over) if not is_busy(run)]
+    over = [row for row in old if is_over(row, now) and (row["recorded"] or not logs_only)]
+    return {row["run"]: row["attempt"] for row in reversed(over) if not is_busy(row["run"])}
 
 
 def is_over(row: sqlite3.Row, now: float) -> bool:
@@ -45,28 +48,62 @@ def is_busy(run: str) -> bool:
         return not got
 
 
-def forget(runs: Sequence[str], *, logs_only: bool = False) -> None:
-    """Some at a time, so that whoever writes meanwhile need not wait for all; then give the room back."""
-    tables = LOGS if logs_only else ("runs", "queue", *database.OF_A_RUN)
-    here = set() if logs_only else {run for run in runs if was_here(run)}
+def forget(chosen: Mapping[str, int], *, logs_only: bool = False) -> list[str]:
+    """Those of them that are as they were when they were chosen: which. Some at a time, so that whoever
+    writes meanwhile need not wait for all; then give the room back."""
+    runs, forgotten = list(chosen), list[str]()
     for at in range(0, len(runs), AT_ONCE):
-        some = [(run,) for run in runs[at : at + AT_ONCE]]
-
-        def work(db: sqlite3.Connection, some: list[tuple[str]] = some) -> None:
-            for table in tables:
-                db.executemany(f"DELETE FROM {table} WHERE run = ?", some)  # noqa: S608 - names of our own tables
-            if not logs_only:
-                db.executemany(history.FORGET_NOTE, some)
-
-        history.change(work)
-    for run in () if logs_only else runs:
-        for ending in ("lock", "log", "recording"):
-            with contextlib.suppress(OSError):
-                (watching.folder() / f"{run}.{ending}").unlink()
-        queued.remove_folder(run, keep_work=run in here)
+        with contextlib.ExitStack() as held:
+            free = {run: chosen[run] for run in runs[at : at + AT_ONCE] if is_had(run, held)}
+            here = {run for run in free if was_here(run)}
+            gone = history.change(deleting(free, logs_only=logs_only))
+            for run in gone:
+                remove_locks(run)
+                if not logs_only:
+                    remove_files(run, keep_work=run in here)
+        forgotten += gone
     if not logs_only:
         queued.remove_unused_code()
     give_room_back()
+    return forgotten
+
+
+def is_had(run: str, held: contextlib.ExitStack) -> bool:
+    """Whether nobody starts, watches or records it, now and as long as this is `held`."""
+    locks = (watching.lock(run, what) for what in LOCKS)
+    return all(held.enter_context(lock) for lock in locks) and watching.read(run) is None
+
+
+def deleting(chosen: Mapping[str, int], *, logs_only: bool) -> database.Work[list[str]]:
+    """Whoever was asked whether they may go may have taken long to answer: it is looked at them again."""
+    tables = LOGS if logs_only else ("runs", "queue", *database.OF_A_RUN)
+
+    def work(db: sqlite3.Connection) -> list[str]:
+        now, gone = time.time(), list[str]()
+        for run, attempt in chosen.items():
+            row = db.execute(f"{KNOWN} WHERE run = ?", (run,)).fetchone()
+            if row is None or (is_over(row, now) and row["attempt"] == attempt):
+                gone.append(run)
+        for table in tables:
+            db.executemany(f"DELETE FROM {table} WHERE run = ?", [(run,) for run in gone])  # noqa: S608 - names of our own tables
+        if not logs_only:
+            db.executemany(history.FORGET_NOTE, [(run,) for run in gone])
+        return gone
+
+    return work
+
+
+def remove_files(run: str, *, keep_work: bool) -> None:
+    with contextlib.suppress(OSError):
+        (watching.folder() / f"{run}.log").unlink()
+    queued.remove_folder(run, keep_work=keep_work)
+
+
+def remove_locks(run: str) -> None:
+    """They are ours meanwhile: see watching.lock."""
+    for what in LOCKS:
+        with contextlib.suppress(OSError):
+            (watching.folder() / f"{run}.{what}").unlink()
 
 
 def was_here(run: str) -> bool:

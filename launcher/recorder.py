@@ -24,6 +24,7 @@ START_S = 60.0  # by then a run that was remembered has started everywhere, or w
 AGAIN_S = 0.1
 GONE_S = 60.0  # a host that the others do not wait for any more is waited for so long
 GOING_ON = ("starting", "running", "lost")
+GAP_S = 7 * 86400.0  # a host that was away is asked for the rest for so long
 LATELY_S = 86400.0  # a run that ended before anybody recorded it, so long ago, is still recorded
 
 
@@ -73,8 +74,10 @@ class Recorder:
             for missed in range(1, newest):
                 if not tape.is_recorded(self.run, missed):
                     Attempt(self, record, missed, pool, book).follow()
-            attempt = Attempt(self, record, newest, pool, book)
-            outcome = attempt.follow() if attempt.wait_for_start() else None
+            outcome = recorded(self.run, newest)
+            if outcome is None:
+                attempt = Attempt(self, record, newest, pool, book)
+                outcome = attempt.follow() if attempt.wait_for_start() else None
             if outcome is None:
                 break
             over = outcome.state.state in ("succeeded", "stopped")
@@ -153,6 +156,7 @@ class Attempt:
                 attempt=self.attempt,
                 some=not self.newest,
                 after=places,
+                rank_hosts=self.record.plan.rank_hosts if self.newest else None,
             )
             with contextlib.closing(events):  # type: ignore[type-var]  # a generator has a close()
                 for update in events:
@@ -210,9 +214,14 @@ class Attempt:
             outcome = watch.Outcome(known, None)
         if self.newest and not self.marked:
             outcome.note()
-        if self.newest or not (update and update.away):
-            self.book.finish(with_cause(outcome, self.record))
+        self.book.finish(with_cause(outcome, self.record), gap=self.has_gap(update))
         return outcome
+
+    def has_gap(self, update: Update | None) -> bool:
+        """Whether a host has more to tell: it is away, or its ranks have not ended."""
+        return update is not None and bool(
+            update.away or (self.state.state not in fold.ENDED and not update.lost)
+        )
 
     def never_was(self, error: RingctlError) -> watch.Outcome | None:
         """An attempt that did not start, or of which nobody knows any more."""
@@ -240,6 +249,12 @@ def with_cause(outcome: watch.Outcome, record: Record) -> watch.Outcome:
     return outcome
 
 
+def recorded(run: str, attempt: int) -> watch.Outcome | None:
+    """How an attempt ended of which there is nothing more to be heard."""
+    state = tape.folded(run, attempt) if tape.is_recorded(run, attempt) else None
+    return watch.Outcome(state, None) if state is not None and state.state in fold.ENDED else None
+
+
 def resumed(record: Record, attempt: int) -> tuple[RunState, Tails]:
     """The attempt as far as it is recorded."""
     run, tails = record.plan.run, Tails()
@@ -261,9 +276,10 @@ def is_launching(run: str) -> bool:
     return row is not None and row.state == "starting"
 
 
-def due() -> list[str]:
+def due(*, gaps: bool = True) -> list[str]:
     """Runs that are to be recorded, oldest first: those that go on, those whose newest attempt is recorded in
-    part or not at all, and those that ended lately without anybody recording them."""
+    part or not at all, and those that ended lately without anybody recording them. With `gaps` also those of
+    which a host had more to tell when it was last asked, for some days."""
     words = """
         SELECT r.run FROM runs r LEFT JOIN attempts a ON a.run = r.run AND a.attempt = r.attempt
         WHERE (
@@ -271,9 +287,12 @@ def due() -> list[str]:
             OR (a.run IS NOT NULL AND NOT a.over)
             OR (a.state = 'lost' AND r.ended IS NOT NULL)
             OR (a.run IS NULL AND EXISTS (SELECT 1 FROM attempts WHERE run = r.run))
-            OR (a.run IS NULL AND r.ended > ?))
+            OR (a.run IS NULL AND r.ended > :lately)
+            OR (:gaps AND coalesce(r.ended, r.started) > :gap AND EXISTS (
+                SELECT 1 FROM attempts WHERE run = r.run AND over = :with_a_gap)))
         AND EXISTS (SELECT 1 FROM records WHERE run = r.run)
         ORDER BY r.run"""
-    since = time.time() - LATELY_S
-    found: list[sqlite3.Row] = history.ask(lambda db: db.execute(words, (since,)).fetchall(), [])
+    now = time.time()
+    values = {"lately": now - LATELY_S, "gaps": gaps, "gap": now - GAP_S, "with_a_gap": tape.WITH_A_GAP}
+    found: list[sqlite3.Row] = history.ask(lambda db: db.execute(words, values).fetchall(), [])
     return [row["run"] for row in found]

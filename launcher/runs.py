@@ -17,6 +17,7 @@ from launcher.transport import Key, Pool, way_to
 
 THIS_MACHINE = Host("localhost", local=True)
 STOPPED = "stopped"  # the reason of whoever wants it so
+MOST_AHEAD = 100  # attempts that somebody elsewhere may have started since the one that is known here
 TELL_S = 2.0  # so long, at most, the hosts that are told of a stop wait for the others to be
 
 
@@ -48,6 +49,10 @@ class Found:
         if self.silent or started:
             state = fold.with_unknown(state, self.rank_hosts)
         return replace(state, state=self.end.state) if self.silent and self.end else state
+
+    def rank_hosts_in(self, attempt: int) -> Mapping[int, str] | None:
+        """Where the ranks of an attempt are; None where that is not known: others may have been elsewhere."""
+        return self.rank_hosts if self.rank_hosts and attempt == self.attempt else None
 
     @property
     def elsewhere(self) -> list[int]:
@@ -139,7 +144,7 @@ def states_in(answer: Answer, run: str) -> list[Mapping[str, Any]]:
 def updated(found: Found, answers: Iterable[tuple[Host, Answer]]) -> Found:
     """With what its hosts say now; the end of a run is written down, so that nobody need be asked again."""
     mine = {way_to(host) for host in found.hosts}
-    heard = [answer for host, answer in answers if way_to(host) in mine]
+    heard = believed(found, [(host, answer) for host, answer in answers if way_to(host) in mine])
     states = tuple(state for answer in heard for state in states_in(answer, found.run))
     if found.is_over or not heard:
         return found
@@ -161,6 +166,32 @@ def settle(found: Found, pool: Pool) -> None:
         return  # somebody else has started it since
     state = fold.from_states(states) if states else fold.initial(record.plan)
     history.close(fold.without_missing(state, record.plan.rank_hosts, time.time()))
+
+
+def believed(found: Found, answers: Sequence[tuple[Host, Answer]]) -> list[Answer]:
+    """What hosts say of a run, without what they cannot know: how ranks are that were planned elsewhere. Nor
+    is an attempt believed that only some of them tell of and that nobody can have come to."""
+    names: dict[Key, set[str]] = {}
+    for host in found.hosts:
+        names.setdefault(way_to(host), set()).add(host.name)
+    told = [state["attempt"] for _, answer in answers for state in states_in(answer, found.run)]
+    most = found.attempt + MOST_AHEAD
+    bounded = found.from_here and any(attempt <= most for attempt in told)
+
+    def its(host: Host, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        places = found.rank_hosts_in(state["attempt"])
+        if places is None:
+            return state
+        own = names[way_to(host)]
+        return {**state, "ranks": [rank for rank in state["ranks"] if places.get(rank["rank"]) in own]}
+
+    def of(host: Host, answer: Answer) -> Answer:
+        if isinstance(answer, RingctlError):
+            return answer
+        states = states_in(answer, found.run)
+        return [its(host, state) for state in states if state["attempt"] <= most or not bounded]
+
+    return [of(host, answer) for host, answer in answers]
 
 
 def refreshed(found: Found, pool: Pool) -> Found:

@@ -14,11 +14,11 @@ from typing import BinaryIO
 
 from launcher import fold, history, render, text, watch, watching
 from launcher.agent import Agent
-from launcher.diagnose import Tails
+from launcher.diagnose import Cause, Tails
 from launcher.errors import HostError, InputError, RingctlError
 from launcher.follow import follow, newly_lost, presence
 from launcher.logs import Filter, fold_repeats, line_writer, visible
-from launcher.model import Event, RunState
+from launcher.model import Event, RunState, from_json
 from launcher.runs import Found
 
 MOST_MISSED = 100  # attempts that are looked for; what a host says of their number may be nonsense
@@ -56,10 +56,14 @@ def follow_attempts(latest: Latest, wanted: Filter, look: Look) -> int:
                 show_attempt(found, agents, wanted, look, live=False, attempt=missed)
         now = {host.name: agents[host.name] for host in found.hosts}
         its = agents if newest < found.attempt else now  # the next one may be on other hosts than this
-        outcome, code = show_attempt(found, its, wanted, look, live=True, attempt=newest)
+        known = known_end(found, newest)
+        outcome, code = show_attempt(found, its, wanted, look, live=known is None, attempt=newest)
+        if known is not None:  # a host that is away by now, or has nothing of it any more, changes nothing
+            outcome = outcome if outcome and outcome.state.state == known.state.state else known
+        elif outcome is not None:
+            outcome.note()
         if outcome is None:
             return code
-        outcome.note()
         shown = outcome.state.attempt
         if outcome.state.state in ("succeeded", "stopped") or not watching.begins_again(found.run, shown):
             finish(outcome, look)
@@ -68,9 +72,19 @@ def follow_attempts(latest: Latest, wanted: Filter, look: Look) -> int:
         look = replace(look, tail=None)
 
 
+def known_end(found: Found, attempt: int) -> watch.Outcome | None:
+    """How the attempt ended, if somebody here has heard that of all its hosts."""
+    if found.end is None or found.end.attempt != attempt or found.end.state not in fold.ENDED:
+        return None
+    cause: Cause | None = None
+    with contextlib.suppress(*history.UNREADABLE):  # another version wrote it
+        cause = from_json(Cause, found.cause) if found.cause else None
+    return watch.Outcome(found.end, cause)
+
+
 def previous(found: Found, agents: Mapping[str, Agent]) -> int:
     """The attempt before the newest one; a number that no host knows belongs to one that did not start."""
-    newest = found.attempt if found.from_here else newest_of(found) or 1
+    newest = max(found.attempt, newest_of(found)) if found.from_here else newest_of(found) or 1
     for attempt in range(newest - 1, max(0, newest - 1 - MOST_MISSED), -1):
         with contextlib.suppress(RingctlError):
             events = follow(agents, found.run, live=False, attempt=attempt, some=True)
@@ -110,7 +124,10 @@ def show_attempt(
     gone: Mapping[str, str] = {}
     unheard: Mapping[str, str] = {}
     patience = START_S if live and not former else 0.0
-    for update in follow(agents, found.run, live=live, attempt=attempt, some=former, patience=patience):
+    places = found.rank_hosts_in(attempt)
+    for update in follow(
+        agents, found.run, live=live, attempt=attempt, some=former, patience=patience, rank_hosts=places
+    ):
         for words in (*presence(away, update.away), *newly_lost(gone, update.lost)):
             print(words, file=sys.stderr)
         away, gone, unheard = update.away, update.lost, update.unheard
@@ -176,7 +193,10 @@ def save(
     def pages() -> Iterator[Sequence[Event]]:
         nonlocal away
         asked = attempt or newest_of(found)
-        for update in follow(agents, found.run, live=False, attempt=asked, some=bool(attempt)):
+        places = found.rank_hosts_in(asked)
+        for update in follow(
+            agents, found.run, live=False, attempt=asked, some=bool(attempt), rank_hosts=places
+        ):
             away = update.unheard
             yield update.events
 

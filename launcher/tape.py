@@ -40,6 +40,7 @@ LOOK_BYTES = 32 << 20  # of log that one question looks through
 LAST_EVENTS = 100_000  # that may tell why a run failed
 EARLIER_CHUNK = 500  # what a chunk counts for among the earlier ones
 OUT, ERR, TELLING = 1, 2, 4  # flags of a chunk: lines of both streams, and what tells of a failure
+WHOLE, WITH_A_GAP = 1, 2  # how an attempt that is over is recorded
 ORDINARY, SCORED = 0, 1  # kinds of metrics: those with an accuracy are few, and none of them is to be missed
 CURVES = ("loss", "accuracy", "samples_per_s", "step_ms", "comm_ms", "bytes_sent")
 encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -262,18 +263,18 @@ class Tape:
         if done.rowcount == 0:
             raise Forgotten(f"run {self.run} is not remembered any more")
 
-    def _attempt(self, folded: RunState, upto: int, cause: str | None = None, over: bool = False) -> None:
+    def _attempt(self, folded: RunState, upto: int, cause: str | None = None, over: int = 0) -> None:
         values = (
             *(self.run, folded.attempt, folded.state, folded.started, folded.ended, folded.world, cause),
-            *(json.dumps(to_json(folded)), upto, int(over)),
+            *(json.dumps(to_json(folded)), upto, over),
         )
         self._db.execute("INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
 
-    def finish(self, outcome: Outcome) -> None:
-        """An attempt is over, and all of it is recorded."""
+    def finish(self, outcome: Outcome, *, gap: bool = False) -> None:
+        """An attempt is over, and all of it is recorded; or all but what a host still has, with a `gap`."""
         cause = json.dumps(to_json(outcome.cause)) if outcome.cause else None
         with told(history.file()), database.transaction(self._db):
-            self._attempt(outcome.state, self.last, cause, over=True)
+            self._attempt(outcome.state, self.last, cause, WITH_A_GAP if gap else WHOLE)
 
 
 @contextlib.contextmanager
@@ -549,5 +550,5 @@ def last_words(run: str, attempt: int) -> list[Event]:
 
 def is_recorded(run: str, attempt: int) -> bool:
     """Whether all of an attempt is."""
-    words = "SELECT 1 FROM attempts WHERE run = ? AND attempt = ? AND over"
-    return bool(history.ask(lambda db: db.execute(words, (run, attempt)).fetchone(), None))
+    words = "SELECT 1 FROM attempts WHERE run = ? AND attempt = ? AND over = ?"
+    return bool(history.ask(lambda db: db.execute(words, (run, attempt, WHOLE)).fetchone(), None))

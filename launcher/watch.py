@@ -21,6 +21,8 @@ from launcher.transport import Pool
 SETTLE_S, FAILED_GRACE_S = 1.0, 3.0  # as hostd does it on one host
 GRACE_S = 5.0  # between TERM and KILL
 STACKS_S = 3.0  # by then every host that noticed a standstill has said where its ranks are
+TOLD_S, LATEST_S = 10.0, 120.0  # so long a host that was asked to end its ranks may be silent, and talk
+NOT_TOLD = "it was asked to end its ranks, and does not tell that they ended: they may be there still"
 RETRY_S, AGAIN_S = 15.0, 1.0  # how long, and how often, a host is asked to stop that cannot be asked
 
 
@@ -103,7 +105,8 @@ def watch(
     lost: Mapping[str, str] = {}
     unheard: Mapping[str, str] = {}
     since: dict[str, float] = {}
-    for update in follow(agents, state.run, live=True, attempt=state.attempt):
+    places = {number: rank.host for number, rank in state.ranks.items()}  # as planned
+    for update in follow(agents, state.run, live=True, attempt=state.attempt, rank_hosts=places):
         for words in (*presence(away, update.away), *newly_lost(lost, update.lost)):
             screen.note(words)
         away, lost, unheard = update.away, update.lost, update.unheard
@@ -114,7 +117,13 @@ def watch(
         screen.show(update.events, state)
         stalls.look(update.events, state, tails, away)
         ender.look(state, lost, away)
-        if ender.waits_in_vain(state, away) or (away.keys() == agents.keys() and given_up()):
+        if update.events:
+            ender.heard = time.monotonic()
+        if ender.waits_in_vain(state, unheard) or (away.keys() == agents.keys() and given_up()):
+            untold = ender.untold(state, unheard)
+            for words in untold.values():
+                screen.note(words)
+            unheard = {**untold, **unheard}
             break
     ender.finish(state, lost)
     return replace(outcome(state, tails, unheard), since=since)
@@ -146,6 +155,7 @@ class Ender:
         self.seen = 0
         self.end_at: float | None = None  # the other hosts' ranks may fail by themselves until then
         self.stops: list[Stop] = []
+        self.heard = 0.0  # when the last event came
 
     def look(self, state: RunState, lost: Mapping[str, str], away: Mapping[str, str]) -> None:
         """Called several times a second."""
@@ -174,11 +184,26 @@ class Ender:
         self.stops.append(Stop(agents, state.run, grace, reason, state.attempt))
         self.stops[-1].start()
 
-    def waits_in_vain(self, state: RunState, away: Mapping[str, str]) -> bool:
-        """Whether the run was ended wherever that was possible, and what is left cannot be asked or heard."""
-        going_on = {rank.host for rank in state.ranks.values() if rank.state in ("waiting", "running")}
+    def waits_in_vain(self, state: RunState, unheard: Mapping[str, str]) -> bool:
+        """Whether the run was ended wherever that was possible, and what is left cannot be asked or heard, or
+        does not tell."""
         asked = bool(self.stops) and not any(one.is_alive() for one in self.stops)
-        return asked and bool(going_on) and going_on <= away.keys() | self.stops[-1].failed.keys()
+        if not asked or not going_on(state):
+            return False
+        return not self.untold(state, unheard) or self.is_late(time.monotonic())
+
+    def is_late(self, now: float) -> bool:
+        """Whether hosts that were asked to end their ranks had long enough to tell how they ended: that comes
+        after all that the ranks have said. Whoever asks for the third time does not want to wait."""
+        since = self.stops[-1].answered
+        quiet = now > max(since, self.heard) + self.stops[-1].grace + TOLD_S
+        return quiet or now > since + LATEST_S or self.seen > 2
+
+    def untold(self, state: RunState, unheard: Mapping[str, str]) -> dict[str, str]:
+        """Hosts that can be asked and heard, and have not told that their ranks ended; with a sentence."""
+        failed = self.stops[-1].failed if self.stops else {}
+        hosts = sorted(going_on(state) - unheard.keys() - failed.keys())
+        return {host: f"{host}: {NOT_TOLD}" for host in hosts}
 
     def finish(self, state: RunState, lost: Mapping[str, str]) -> None:
         """Wait for what was asked of the hosts, and say what could not be. A host without supervisor may
@@ -196,6 +221,11 @@ class Ender:
                 else f"once that changes: ringctl stop {state.run}"
             )
             self.screen.note(f"{hosts} cannot be reached; {later}")
+
+
+def going_on(state: RunState) -> set[str]:
+    """Hosts with ranks that have not ended."""
+    return {rank.host for rank in state.ranks.values() if rank.state in ("waiting", "running")}
 
 
 def why_it_cannot_go_on(state: RunState, lost: Mapping[str, str]) -> str:
@@ -222,6 +252,7 @@ class Stop(threading.Thread):
         self.agents, self.run_id, self.grace, self.reason = dict(agents), run, grace, reason
         self.attempt = attempt
         self.failed: dict[str, RingctlError] = {}
+        self.answered = 0.0  # when all had, or had long enough
         self._news: list[str] = []
 
     def run(self) -> None:
@@ -234,6 +265,7 @@ class Stop(threading.Thread):
                 self._ask({name: anew(self.agents[name].host, pool) for name in self.failed})
             finally:
                 pool.close()
+        self.answered = time.monotonic()
 
     def _ask(self, agents: Mapping[str, Agent]) -> None:
         exact = self.reason != STOPPED

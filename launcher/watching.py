@@ -179,25 +179,46 @@ class Keeper:
 
 @contextlib.contextmanager
 def lock(run: str, what: str = "lock") -> Iterator[bool]:
-    """Whether the run's lock could be had; then it is ours meanwhile. The file stays: were it removed, two
-    could hold locks of two files of the same name."""
+    """Whether the run's lock could be had; then it is ours meanwhile. Only who holds it may remove the file:
+    else two could hold locks of two files of the same name."""
     history.make_folder(folder())
     path = folder() / f"{run}.{what}"
+    descriptor = opened(path)
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        while got := try_lock(descriptor):
+            if is_file_of(descriptor, path):
+                break
+            os.close(descriptor)  # whoever held it before us has removed it
+            descriptor = opened(path)
+        yield got
+    finally:
+        os.close(descriptor)
+
+
+def opened(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:  # a disk that has become read-only: one that is there can be held all the same
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             raise RingctlError(f"{path}: cannot be made: {error.strerror}") from None
+
+
+def try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        yield False
-    else:
-        yield True
-    finally:
-        os.close(descriptor)
+        return False
+    return True
+
+
+def is_file_of(descriptor: int, path: Path) -> bool:
+    """Whether this is still the file of that name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 @contextlib.contextmanager

@@ -286,11 +286,9 @@ def prune(call: Call) -> dict[str, Any]:
     found = pruning.chosen(age, None if keep is None else int(keep), time.time(), logs_only=logs_only)
     if asked.get("runs") is not None:
         seen = set(asked["runs"])
-        found = [run for run in found if run in seen]
-    if asked.get("dry_run"):
-        return {"chosen": found, "forgotten": []}
-    pruning.forget(found, logs_only=logs_only)
-    return {"chosen": found, "forgotten": found}
+        found = {run: attempt for run, attempt in found.items() if run in seen}
+    forgotten = [] if asked.get("dry_run") else pruning.forget(found, logs_only=logs_only)
+    return {"chosen": list(found), "forgotten": forgotten}
 
 
 # --- Handing in ----------------------------------------------------------------------------------

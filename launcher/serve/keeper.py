@@ -37,6 +37,7 @@ log = logging.getLogger("ringctl.serve")
 TICK_S = 0.2
 LOOK_S = 1.0  # how often it looks for runs that others have started
 AGAIN_S = 5.0  # before a run that was cancelled is ended again, where a host was silent
+GAPS_S = 60.0  # how often it asks hosts for what they could not tell
 HOSTS_S = 3.0  # how often hosts are asked
 FRESH_S = 1.0  # what a host said is believed for so long when slots are given away
 MOST_TRIES = 3  # of a launch that was killed before it came to an end
@@ -68,6 +69,7 @@ class Keeper:
         self.on_batch, self.on_change = on_batch, on_change
         self.hosts: Mapping[str, Seen] = {host.name: Seen() for host in inventory.hosts}
         self.recorders: dict[str, tuple[Recorder, threading.Thread]] = {}
+        self._filling: set[str] = set()  # of those, runs that are over, and have no slots
         self.reserved: dict[str, Mapping[str, int]] = {}  # slots of runs that are being started again
         self.giving = threading.RLock()  # whoever gives slots away, or takes them
         self._launches: dict[str, subprocess.Popen[bytes]] = {}
@@ -76,6 +78,7 @@ class Keeper:
         self._wake = threading.Event()
         self._ask_now = threading.Event()
         self._looked = 0.0
+        self._gaps_at = 0.0  # when to ask again for what hosts that were away have
         self._pool = Pool(no_input=True)
         self._asking = {host.name: threading.Lock() for host in inventory.hosts}
         self._hearing = threading.Lock()
@@ -242,9 +245,16 @@ class Keeper:
     # --- recording ---
 
     def look_for_runs(self) -> None:
-        """Record every run that goes on, whoever has started it."""
-        for run in recorder.due():
+        """Record every run that goes on, whoever has started it; and, now and then, what hosts that were away
+        have of others."""
+        gaps = time.monotonic() >= self._gaps_at
+        if gaps:
+            self._gaps_at = time.monotonic() + GAPS_S
+        going = recorder.due(gaps=False)
+        for run in recorder.due() if gaps else going:
             if run not in self.recorders and not self._stop.is_set():
+                if run not in going:
+                    self._filling.add(run)
                 self._record(run)
 
     def _record(self, run: str) -> None:
@@ -262,6 +272,7 @@ class Keeper:
                 log.exception("recording %s", run)
                 self._stop.wait(5 * LOOK_S)
             finally:
+                self._filling.discard(run)
                 self.recorders.pop(run, None)
                 self._ask_now.set()  # its slots are free
                 self._wake.set()
@@ -277,7 +288,7 @@ class Keeper:
         """The slots of our runs that start or go on; also between two attempts of one."""
         taken = [
             schedule.Taken(row.run, row.slots, row.submission.shared, row.user)
-            for row in queued.with_slots(list(self.recorders))
+            for row in queued.with_slots(set(self.recorders) - self._filling)
         ]
         known = {each.run for each in taken}
         return taken + [

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import sqlite3
 import subprocess
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher import fold, history
+from launcher.agent import agents_for
+from launcher.run import start_request
+from launcher.transport import Pool
+from tests.launcher.hosts import HOME, OURS, Hosts, inventory
 from tests.launcher.ringctl import RINGCTL, ringctl, run_folder, wait_for
 
 TWICE = """
@@ -92,3 +98,22 @@ def test_a_line_of_bytes_that_are_no_text_can_be_longer_than_an_answer(
     ringctl("logs", "--download", "all")
     (log,) = Path("all").glob("*/rank0.out.log")
     assert log.read_bytes() == bytes(14_000_000) + b"\nafter\n"
+
+
+def test_what_a_host_has_of_an_earlier_attempt_explains_nothing_of_the_newest(cluster: Hosts) -> None:
+    """The second attempt came to one host only: its launch was killed between the starts."""
+    inventory(cluster, only=("server1", "server2"))
+    program = "[ -e ~/well ] || { echo ValueError: of the first >&2; exit 3; }"
+    ringctl("launch", "--skip-preflight", "--", "sh", "-c", program, code=1)
+    before = history.recall()[-1]
+    run, plan = before.plan.run, replace(before.plan, attempt=2)
+    history.remember(plan, before.inventory, before.options)
+    cluster.path("server1", f"{HOME}/well").touch()
+    with contextlib.closing(Pool(no_input=True)) as pool:
+        agent = agents_for(before.hosts[:1], pool)["server1"]
+        agent.start({**start_request(plan, "server1"), "lease": None, "automatic": False, "since": 1})
+    path = cluster.path("server1", f"{OURS}/runs/{run}/state.json")
+    wait_for(lambda: json.loads(path.read_text())["state"] == "succeeded", "the second attempt's end")
+    told = json.loads(ringctl("explain", run, "--json", code=None).stdout)
+    assert "of the first" not in json.dumps(told)
+    assert told["state"] != "failed"

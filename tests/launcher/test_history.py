@@ -57,6 +57,17 @@ def files() -> set[str]:
 # --- Rows ----------------------------------------------------------------------------------------
 
 
+def test_an_end_that_all_hosts_told_is_not_undone_by_who_cannot_hear_them_any_more() -> None:
+    remember()
+    history.close(ended(state="lost"))
+    history.close(ended(state="succeeded"))
+    history.close(ended(state="lost"))
+    assert history.state_of(RUN) == "succeeded"
+    remember(attempt=2)
+    history.close(ended(attempt=2, state="lost"))
+    assert history.state_of(RUN) == "lost"
+
+
 def test_a_run_is_remembered_closed_and_forgotten() -> None:
     assert history.recall() == []
     assert history.read(RUN) is None

@@ -273,6 +273,8 @@ def test_a_start_whose_answer_was_lost_on_its_way_is_answered_again_and_anothers
     pid = state(run)["hostd"]["pid"]
     assert json.loads(ask_hostd("start", request).partition(b"\n")[2])["hostd"] == pid
     assert b"there is a run" in ask_hostd("start", {**request, "token": "another"})
+    twin = ask_hostd("start", {**request, "host": "twin"})
+    assert b"localhost and twin are the same machine" in twin
     ringctl("stop", run)
     assert b"it was stopped while it was starting" in ask_hostd("start", request)
 

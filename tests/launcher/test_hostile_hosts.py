@@ -11,18 +11,19 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher import history, showlogs
+from launcher import history, showlogs, watch
 from launcher.agent import Agent
 from launcher.errors import HostError, RingctlError
 from launcher.follow import follow
-from launcher.model import Host
+from launcher.model import Event, Host, RankState, RunState
 from launcher.push import push, take
-from launcher.runs import Found
+from launcher.runs import Found, updated
 from launcher.transport import Pool
 from launcher.transport.local import LocalTransport
 from tests.launcher import hosts
@@ -255,6 +256,106 @@ def test_one_host_that_lies_does_not_keep_the_others_from_being_heard() -> None:
         lost = dict(update.lost)
     assert [event.data["text"] for event in seen if event.host == "good"] == ["x"]
     assert lost["liar"].startswith("its events cannot be read: ")
+
+
+EXITED = {"kind": "rank_exited", "time": 1e9, "exit_code": 0, "signal": None, "reason": ""}
+END = {"kind": "end", "time": 1e9, "state": "succeeded"}
+PLACES = {0: "good", 1: "liar"}
+
+
+def two(good: str, lies: str) -> dict[str, Agent]:
+    """Both hear what they are asked before they answer."""
+    good, lies = (f"cat >/dev/null\n{script}" for script in (good, lies))
+    return {"good": Agent(Host("good", local=True), Liar(good)), "liar": liar(lies)}
+
+
+def test_a_host_is_not_believed_about_the_ranks_of_another() -> None:
+    failed = {**EXITED, "rank": 0, "state": "failed", "exit_code": 3}
+    lies = [{**EXITED, "rank": 0, "state": "succeeded"}, {**LINE, "rank": 0, "text": "all is well"}]
+    own = [{**LINE, "rank": 1}, {**EXITED, "rank": 1, "state": "succeeded"}]
+    agents = two(telling(CURSOR, failed, END), telling(CURSOR, *lies, own[0], *lies, own[1], END))
+    updates = list(follow(agents, "r1", live=False, attempt=1, after={}, rank_hosts=PLACES))
+    seen = [(e.host, e.rank, e.kind) for update in updates for e in update.events]
+    assert sorted(seen) == [("good", 0, "rank_exited"), ("liar", 1, "line"), ("liar", 1, "rank_exited")]
+    first = {**updates[-1].places, "liar": replace(updates[-1].places["liar"], cursor=(1, 1, 0), before=0)}
+    again = follow(agents, "r1", live=False, attempt=1, after=first, rank_hosts=PLACES)
+    assert [e for update in again for e in update.events if e.host == "liar"] == [], (
+        "what is taken is counted"
+    )
+
+
+def told_state(host: str, attempt: int, **ranks: str) -> dict[str, Any]:
+    nothing = {"pid": 1, "exit_code": 0, "signal": None, "reason": "", "seen": 1.0, "metric": {}}
+    its = [{**nothing, "rank": int(name[1:]), "state": how} for name, how in ranks.items()]
+    about = {"run": "r1", "name": "", "world": 2, "started": 1.0, "ended": 2.0, "state": its[0]["state"]}
+    return {**about, "host": host, "attempt": attempt, "ranks": its}
+
+
+def state_after(*states: dict[str, Any], **about: Any) -> RunState:
+    its = tuple(Host(state["host"], "10.0.0." + str(n)) for n, state in enumerate(states, 1))
+    found = Found("r1", "", its, 1.0, **about)
+    answers = [(host, [state]) for host, state in zip(its, states, strict=True)]
+    now = updated(found, answers).state  # type: ignore[arg-type]  # what a host says is any mapping
+    assert now is not None
+    return now
+
+
+def test_a_state_tells_only_of_its_hosts_ranks_and_of_attempts_that_can_be() -> None:
+    good = told_state("good", 1, r0="failed")
+    now = state_after(good, told_state("liar", 1, r0="succeeded", r1="succeeded"), rank_hosts=PLACES)
+    assert (now.state, now.ranks[0].state, now.ranks[0].host) == ("failed", "failed", "good")
+    now = state_after(good, told_state("liar", 900000, r0="succeeded", r1="succeeded"), rank_hosts=PLACES)
+    assert (now.attempt, now.ranks[0].state) == (1, "failed")
+    # Somebody else has started it again: on other hosts than those that are known here.
+    elsewhere = told_state("liar", 2, r0="running", r1="running")
+    assert state_after(good, elsewhere, rank_hosts=PLACES).state == "running"
+    now = state_after(told_state("good", 500, r1="running"), told_state("liar", 500, r0="running"))
+    assert (now.attempt, now.state) == (500, "running")
+
+
+class Notes:
+    """A screen."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def plan(self, plan: Any) -> None: ...
+
+    def show(self, events: list[Event], state: RunState) -> None: ...
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+TICKING = """
+if [ $2 = follow ]; then
+    echo MARK; echo 'CURSOR'; echo 'STARTED'
+    while echo '{"kind":"tick","time":1000000000.0}'; do sleep 0.1; done
+fi
+printf 'MARK\\n{"known": true, "was": "running", "state": "stopped", "ended": [1], "left": []}\\n'
+"""
+
+
+def test_a_host_that_says_it_stopped_and_goes_on_is_named_and_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watch, "TOLD_S", 0.3)
+    monkeypatch.setattr(watch, "GRACE_S", 0.1)
+    started = json.dumps({"kind": "rank_started", "time": 1e9, "rank": 1, "pid": 1}, separators=(",", ":"))
+    cursor = json.dumps(CURSOR, separators=(",", ":"))
+    lies = TICKING.replace("MARK", MARK).replace("CURSOR", cursor).replace("STARTED", started)
+    stopped = {**EXITED, "rank": 0, "state": "stopped", "reason": "stopped"}
+    ranks = {rank: RankState(rank, host) for rank, host in PLACES.items()}
+    state, screen, interrupts = RunState("r1", "", 1, 2, "starting", ranks), Notes(), watch.Interrupts()
+    interrupts.count = 1
+    agents = two(telling(CURSOR, stopped, {**END, "state": "stopped"}), lies)
+    began = time.monotonic()
+    outcome = watch.watch(state, agents, screen, interrupts)
+    assert time.monotonic() < began + 60
+    assert outcome.state.state == "lost"
+    assert [rank.state for rank in outcome.state.ranks.values()] == ["stopped", "unknown"]
+    assert any(note.startswith("liar: it was asked to end its ranks") for note in screen.notes)
+    assert "liar" in outcome.away
 
 
 # --- What is no SSH server -----------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -12,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher import fold, history, listing, tape, watch
+from launcher.agent import agents_for
 from launcher.follow import Merger, Piece, Place, Taken
 from launcher.model import Event
 from launcher.recorder import Batch, Recorder, due
-from tests.launcher.hosts import Hosts
+from launcher.run import start_request
+from launcher.transport import Pool
+from tests.launcher import hosts
+from tests.launcher.hosts import HOME, Hosts, inventory
 from tests.launcher.ringctl import detach, events, launch, ringctl, run_folder, wait_for, wait_until_final
 
 RECORD = "import sys; from launcher.recorder import Recorder; Recorder(sys.argv[1]).record()"
@@ -273,3 +279,45 @@ def test_of_several_hosts_each_event_is_recorded_once_over_kills(cluster: Hosts)
         ]
         assert [e.data["step"] for e in its if e.kind == "metric"] == list(range(300))
     assert history.state_of(run) == "succeeded"
+
+
+AWAY = """
+echo before
+until [ -e ~/go ]; do sleep 0.05; done
+seq 100
+"""
+
+
+def test_what_a_host_that_was_away_has_of_an_attempt_is_recorded_once_it_is_back(
+    cluster: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.recorder.GONE_S", 0.5)
+    inventory(cluster, only=("server1", "server2"))
+    done = ringctl("launch", "--skip-preflight", "--detach", "--json", "--", "sh", "-c", AWAY)
+    run = json.loads(done.stdout)["run"]
+    recording = threading.Thread(target=Recorder(run).record)
+    recording.start()
+    wait_for(lambda: len(tape.lines(run).lines) == 2, "what they said first")
+    cluster.reset_port("server2", 22)
+    cluster.end_sessions("server2")
+    for host in ("server1", "server2"):
+        cluster.path(host, f"{HOME}/go").touch()
+    recording.join(30)
+    assert (history.state_of(run), due(), due(gaps=False)) == ("lost", [run], [])
+    record = history.read(run)
+    assert record is not None
+    one = replace(record.inventory, hosts=record.hosts[:1])
+    history.remember(
+        replace(record.plan, attempt=2, hosts=record.plan.hosts[:1], world=1), one, record.options
+    )
+    with contextlib.closing(Pool(no_input=True)) as pool:
+        plan = replace(record.plan, attempt=2)
+        agents_for(record.hosts[:1], pool)["server1"].start(start_request(plan, "server1"))
+    Recorder(run).record()
+    assert due() == [run], "the second attempt is whole, the first is not"
+    hosts.mend(cluster)
+    Recorder(run).record()
+    assert due() == []
+    said = Counter(e.host for _, e in all_of(run) if e.kind == "line" and e.attempt == 1)
+    assert said == {"server1": 101, "server2": 101}
+    assert [each["state"] for each in tape.attempts(run)] == ["succeeded", "succeeded"]

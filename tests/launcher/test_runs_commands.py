@@ -17,6 +17,7 @@ from launcher import codestore, compare, history, listing, pruning, queued, tape
 from launcher.model import Event, Host, HostPlan, Inventory, Plan, RankSpec, RankState, RunState
 from launcher.plan import LaunchOptions
 from launcher.recorder import Recorder
+from tests.launcher.hosts import Terminal
 from tests.launcher.ringctl import detach, events, launch, ringctl, wait_until_final
 
 DAY = 86400.0
@@ -257,6 +258,53 @@ def test_a_run_that_goes_on_or_may_is_never_forgotten() -> None:
     assert "lost" not in names()
 
 
+def test_a_run_that_is_started_again_while_it_asks_is_not_forgotten() -> None:
+    run = launch(["sh", "-c", "[ $RINGCTL_ATTEMPT = 2 ] && exec sleep 300; exit 3"], world=1, code=1)[-1][
+        "run"
+    ]
+    remember("over")
+    terminal = Terminal("runs", "prune", "--keep", "0")
+    terminal.expect("Forget 2 runs?")
+    ringctl("restart", run, "--detach")
+    terminal.type("y\n")
+    assert f"{run} stays: it was started again" in terminal.finish(0)
+    assert names() == [run]
+    assert "ended ranks 0" in ringctl("stop", run, "--grace", "0").stdout
+    assert history.state_of(run) == "stopped"
+
+
+def test_what_somebody_holds_or_has_begun_anew_meanwhile_stays() -> None:
+    for run in ("held", "recorded", "anew", "over"):
+        remember(run)
+    chosen = pruning.chosen(None, 0, time.time())
+    record = history.read("anew")
+    assert record is not None
+    assert record.end is not None
+    plan, end = replace(record.plan, attempt=2), replace(record.end, attempt=2)
+    history.write(replace(record, plan=plan, end=end))
+    with watching.alone("held"), watching.lock("recorded", "recording"):
+        assert pruning.forget(chosen) == ["over"]
+        assert watching.is_watched("held")
+    assert sorted(names()) == ["anew", "held", "recorded"]
+
+
+def test_who_waited_for_a_lock_that_was_removed_holds_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    remember("over")
+    real, opened = watching.opened, []
+
+    def open_and_forget(path: Path) -> int:
+        descriptor = real(path)
+        opened.append(path)
+        if len(opened) == 1:
+            assert pruning.forget({"over": 1}) == ["over"]  # removes the file that was just opened
+        return descriptor
+
+    monkeypatch.setattr(watching, "opened", open_and_forget)
+    with watching.lock("over") as got:
+        assert got
+        assert watching.is_watched("over")
+
+
 def test_with_the_logs_goes_their_room_on_the_disk() -> None:
     remember("one")
     with_a_log("one")
@@ -279,7 +327,7 @@ def test_what_a_service_kept_of_a_run_goes_with_it() -> None:
     for folder in (code, codestore.folder_of("b" * 64)):
         folder.mkdir(parents=True)
         os.utime(folder, (0, 0))
-    pruning.forget(["old"])
+    assert pruning.forget({"old": 1}) == ["old"]
     assert not queued.folder("old").exists()
     assert queued.work_folder("new").is_dir()
     assert [path.name for path in codestore.store().iterdir()] == [code.name]

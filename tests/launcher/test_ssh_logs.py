@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from launcher import history
 from tests.cluster import CONTROLLER, Cluster
 from tests.conftest import eventually
 from tests.launcher import hosts
@@ -176,6 +178,23 @@ def test_a_host_that_is_away_is_told_and_the_others_logs_are_shown(cluster: Host
         f"[{rank} server{rank + 1}] rank {rank}" for rank in (0, 2, 3)
     ]
     assert f"server2: connection refused by {cluster.address('server2')}:22" in done.stderr
+
+
+def test_who_follows_a_run_that_is_over_changes_nothing_about_its_end(cluster: Hosts) -> None:
+    inventory(cluster, only=("server1", "server2"))
+    ringctl("launch", "--skip-preflight", "--", "sh", "-c", "echo rank $RANK")
+    run = history.recall()[-1].plan.run
+    for change in (
+        lambda: shutil.rmtree(cluster.path("server2", f"{OURS}/runs/{run}")),
+        lambda: cluster.reset_port("server2", 22),
+    ):
+        change()
+        done = ringctl("logs", "--follow", code=4)
+        assert done.stdout == "[0 server1] rank 0\n"
+        assert "server2: " in done.stderr
+        assert f"run {run} succeeded" in done.stderr
+        assert history.state_of(run) == "succeeded"
+        assert json.loads(ringctl("explain", "--json", code=1).stdout)["state"] == "succeeded"
 
 
 # --- From anywhere -------------------------------------------------------------------------------
