@@ -21,8 +21,12 @@ help:
 demo: $(VENV)/.demo
 	$(BIN)/ringctl launch --local --world 4
 
-test: $(VENV)/.dev $(VENV)/.debian lint
-	$(BIN)/python -m pytest -n $(or $(JOBS),4) --dist loadfile
+# Most tests wait for something most of the time, so there are more of them at once than processors, and what
+# only looks at the sources runs beside them.
+test: $(VENV)/.dev $(VENV)/.debian
+	$(MAKE) lint >$(VENV)/lint.log 2>&1 & \
+	$(BIN)/python -m pytest -n $(or $(JOBS),6) --dist loadfile --no-loadscope-reorder; tests=$$?; \
+	wait $$! || { cat $(VENV)/lint.log; exit 1; }; exit $$tests
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check $(SOURCES)

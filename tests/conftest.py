@@ -25,6 +25,18 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
+# With a whole file for each worker, what begins last decides when all is done: these take longest.
+LONG = (
+    "test_ssh_restarts.py", "test_failures.py", "test_crash_points.py", "test_resume.py", "test_queue.py",
+    "test_ssh_one_end.py", "test_restarts.py", "test_preflight.py", "test_ssh_launch.py", "test_ssh_serve.py",
+    "test_soak.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONG)
+
+
 @pytest.fixture(autouse=True)
 def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
     """An own home and TMPDIR for the test, and a look at what is left of it afterwards."""
