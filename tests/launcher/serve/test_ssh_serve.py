@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from tests.launcher.hosts import Hosts, inventory, second_user
@@ -87,6 +88,12 @@ def restart(browser: Browser) -> None:
     browser.wait_for_text("attempt 2", ".chart")
     browser.click("#tab-preflight")
     browser.wait_for_text("ready", "#panel")
+    browser.click("#tab-checkpoints")
+    titles = browser.wait(lambda: browser.texts("#panel thead th"), "the checkpoints")
+    saved = dict(zip(titles, browser.texts("#panel tbody tr:last-child > *"), strict=True))
+    assert saved["Step"] in (STEPS, "20"), "of one end of the list"
+    assert (saved["Complete"], saved["Ranks"], saved["Host"]) == ("yes", "0, 1 of 2", "server1, server2")
+    assert re.search(r"\d\d:\d\d:\d\d$", saved["Saved"])
 
 
 def open_report(browser: Browser) -> None:
