@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -124,6 +124,7 @@ class Asked:
     inventory: Inventory
     options: LaunchOptions
     snapshot: Snapshot | None  # of the code, where it has to travel
+    rooms: Mapping[str, int] = field(default_factory=dict)  # slots of hosts that must have enough free
 
 
 def run(

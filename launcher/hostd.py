@@ -65,6 +65,7 @@ TOLD_TO_END = "its supervisor was told to end (SIGTERM), and nobody had stopped 
 ALREADY = "there is a run"  # the controller knows this beginning
 NOT_STARTED = "was not started on this host"  # the controller knows these words
 STOPPED_EARLY = "it was stopped while it was starting"  # the controller knows these words
+SLOTS_TAKEN = "no room for it by now:"  # the controller knows this beginning
 PORT_TAKEN = "the master port is taken:"  # the controller knows this beginning, and chooses another
 FINAL = ("succeeded", "failed", "stopped")
 EXIT_KEYS = ("state", "exit_code", "signal", "reason")
@@ -1623,6 +1624,16 @@ def command_start(request: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def claim_slots(request: dict[str, Any]) -> dict[str, Any]:
+    """Take the slots of a run that is to start only if they are free. They are its own for as long as this
+    process lives, which waits for the start."""
+    about = request["claim"]
+    full = sibling("hostslots").claim(about, int(about["room"]), identity(os.getpid()))
+    if full:
+        raise Refused(f"{SLOTS_TAKEN} {full}")
+    return {}
+
+
 def lock_starts(folder: str) -> int:
     """Of several who start one run at once, each waits until it is decided about the one before."""
     import fcntl
@@ -2190,14 +2201,26 @@ def main() -> int:
         "slots": command_slots,
     }
     signal.alarm(REQUEST_S)
-    text = sys.stdin.buffer.read()
+    text = sys.stdin.buffer.readline()
+    if command == "start" and text.startswith(b'{"claim":'):
+        if answered(claim_slots, command, json.loads(text)):
+            return 1
+        signal.alarm(REQUEST_S)
+        text = b""
+    text += sys.stdin.buffer.read()
     signal.alarm(0)
     if command == "start" and not text:
         return 0  # whoever was about to start something has thought better of it
-    request = json.loads(text or b"{}")
+    return answered(commands[command], command, json.loads(text or b"{}"))
+
+
+def answered(
+    call: Callable[[dict[str, Any]], dict[str, Any] | None], command: str, request: dict[str, Any]
+) -> int:
+    """The exit code of having answered it."""
     write_all(1, SENTINEL)
     try:
-        answer = commands[command](request)
+        answer = call(request)
     except Refused as error:
         note("error", error=str(error))
         return 1

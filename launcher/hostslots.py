@@ -4,8 +4,8 @@ Standard library only, Python 3.8 and up; hostd and the probe import it. The sup
 record when it starts and removes it at the end. The folder is everybody's, so nothing in it is believed that
 is not borne out: a record counts only if it is a plain file of the user whose number its name begins with,
 and as long as the process that it names lives and is that user's. What a killed supervisor or a reboot has
-left counts for nothing, and goes when its owner next comes by. All of this is for others to see; no run waits
-for it, or fails for want of it.
+left counts for nothing, and goes when its owner next comes by. All of this is for others to see; no run fails
+for want of it, and only one that says so, as those of a service do, waits for what others have (`claim`).
 """
 
 from __future__ import annotations
@@ -142,6 +142,35 @@ def write(run: str, attempt: int, slots: int, world: int, shared: bool, holder: 
     finally:
         os.close(folder)
     return ""
+
+
+def claim(about: dict[str, Any], room: int, holder: dict[str, Any]) -> str:
+    """Take slots for a run that must find them free: says who has them if they are not, among the `room` that
+    this host has, and takes none then. It is written before it is looked, so of two who come at once at least
+    one sees the other, and there is no lock that somebody could keep."""
+    run, slots, shared = str(about["run"]), int(about["slots"]), bool(about["shared"])
+    mine = (run, user_name(os.getuid()))
+    here = mine in [(each["run"], each["user"]) for each in taken()[0]]
+    if not here:  # else it has begun already, which its start will find out
+        write(run, int(about["attempt"]), slots, int(about["world"]), shared, holder)
+    others = [each for each in taken()[0] if (each["run"], each["user"]) != mine]
+    words = why_full(others, slots, shared, room)
+    if words and not here:
+        remove(run)
+    return words
+
+
+def why_full(others: list[dict[str, Any]], slots: int, shared: bool, room: int) -> str:
+    """Runs that share lie on top of each other; nobody else lies on them."""
+    counted = [each for each in others if not (each["shared"] and shared)]
+    has = sum(each["slots"] for each in counted if not each["shared"])
+    has += max([each["slots"] for each in counted if each["shared"]] or [0])
+    if not counted or has + slots <= room:
+        return ""
+    by = ", ".join(f"run {each['run']} of user {each['user']}" for each in counted[:3])
+    more = f" and {len(counted) - 3} more" if len(counted) > 3 else ""
+    slots_are = f"{'slot' if room == 1 else 'slots'} {'is' if has == 1 else 'are'}"
+    return f"{has} of {room} {slots_are} taken by {by}{more}"
 
 
 def put(folder: int, name: str, data: bytes) -> None:

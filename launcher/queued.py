@@ -69,6 +69,7 @@ class Queued:
     slots: Mapping[str, int] = field(default_factory=dict)  # given to it, once it starts
     pid: int = 0  # of its launch
     tries: int = 0
+    rooms: Mapping[str, int] = field(default_factory=dict)  # how many slots those hosts have in all
     cancelled: bool = False  # while its launch was under way, which is to come to nothing
 
 
@@ -134,6 +135,7 @@ def from_row(found: sqlite3.Row) -> Queued:
         child.get("slots", {}),
         child.get("pid", 0),
         child.get("tries", 0),
+        child.get("rooms", {}),
         child.get("cancelled", False),
     )
 
@@ -185,6 +187,22 @@ def conclude(
     if done:
         remove_secrets(run)
     return done
+
+
+def put_back(run: str, why: str) -> bool:
+    """To its place in the queue: its slots are somebody else's by now, and nothing of it was started. Not if
+    somebody has cancelled it meanwhile."""
+
+    def work(db: sqlite3.Connection) -> bool:
+        found = db.execute("SELECT * FROM queue WHERE run = ?", (run,)).fetchone()
+        if found is None or from_row(found).cancelled:
+            return False
+        if not changed(db, run, "starting", "queued", why, {"slots": {}, "pid": 0}):
+            return False
+        history.mark_in(db, run, "queued")
+        return True
+
+    return database.write(history.file(), work)
 
 
 def explain(reasons: Mapping[str, str]) -> None:
@@ -338,7 +356,7 @@ def asked(run: str) -> ask.Asked:
         if said.code and not any(work.iterdir()):
             bring_code(said.code, work)
         snapshot = codestore.snapshot(work)
-    return ask.run_on(
+    asked = ask.run_on(
         inventory,
         said.command,
         run=run,
@@ -353,6 +371,7 @@ def asked(run: str) -> ask.Asked:
         restarts=ask.Restarts(said.max_restarts, said.restart_delay, said.min_world),
         snapshot=snapshot,
     )
+    return replace(asked, rooms=found.rooms)
 
 
 def is_checked(run: str) -> bool:

@@ -27,6 +27,7 @@ from launcher.watch import Interrupts, Screen
 ALREADY = "there is a run"
 PORT_TAKEN = "the master port is taken:"
 STOPPED_EARLY = "it was stopped while it was starting"
+SLOTS_TAKEN = "no room for it by now:"
 PORT_TRIES = 3
 NOT_EVERYWHERE = "it did not start on all hosts"
 LEASE_S = 8.0
@@ -138,6 +139,45 @@ def start(
         raise errors[0]
 
 
+def claim(
+    plan: Plan, agents: Mapping[str, Agent], open_: Mapping[str, Conversation], rooms: Mapping[str, int]
+) -> dict[str, Conversation]:
+    """Take the run's slots on all hosts, or none: the host itself says who has them, if they are not free
+    among the `rooms` that there are. They are the run's while these conversations last, to start it in."""
+
+    def ask(name: str) -> Conversation:
+        request = {"claim": claim_request(plan, name, rooms[name])}
+        if name in open_:
+            try:
+                open_[name].say(request)
+                open_[name].answer(ANSWER_S)
+                return open_[name]
+            except HostError:
+                open_[name].close()  # it ended meanwhile
+        fresh = agents[name].converse("hostd.py", "hostd:start", [request])
+        try:
+            fresh.answer(ANSWER_S)
+        except BaseException:
+            fresh.close()
+            raise
+        return fresh
+
+    results = fan_out([host.host for host in plan.hosts if host.host in rooms], ask)
+    try:
+        return succeeded(results)
+    except BaseException:
+        for each in results.values():
+            if isinstance(each, Conversation):
+                each.close()
+        raise
+
+
+def claim_request(plan: Plan, host: str, room: int) -> dict[str, Any]:
+    own = next(h for h in plan.hosts if h.host == host)
+    about = {"run": plan.run, "attempt": plan.attempt, "world": plan.world}
+    return {**about, "slots": len(own.ranks), "shared": own.shared, "room": room}
+
+
 def note_over(run: str, state: str, error: RingctlError) -> None:
     with contextlib.suppress(RingctlError):  # a full disk
         history.mark(run, state, error=error.message, fix=error.fix)
@@ -180,6 +220,8 @@ def launch(
                 # A server may allow one session only, and a push may take long.
                 ready.close(name for name, told in ready.lacking.items() if not told.get("have"))
                 succeeded(push(snapshot, remote, screen.note, ready.lacking))
+            if asked.rooms and attempt == 0:
+                ready = replace(ready, open={**ready.open, **claim(plan, agents, ready.open, asked.rooms)})
             interrupts.hold()
             history.remember(plan, inventory, options)
             if ready.checked and options.attempt == 1 and not options.promised:

@@ -24,6 +24,7 @@ from launcher.errors import InputError, RingctlError
 from launcher.fanout import fan_out
 from launcher.model import Inventory
 from launcher.queued import Queued
+from launcher.run import SLOTS_TAKEN
 from launcher.serve.call import Refused
 from launcher.serve.children import ringctl
 from launcher.transport import Pool
@@ -40,6 +41,7 @@ AGAIN_S = 5.0  # before a run that was cancelled is ended again, where a host wa
 GAPS_S = 60.0  # how often it asks hosts for what they could not tell
 HOSTS_S = 3.0  # how often hosts are asked
 FRESH_S = 1.0  # what a host said is believed for so long when slots are given away
+HELD_S = 3.0  # a run that its hosts have refused, for others were faster, is not tried again before that
 MOST_TRIES = 3  # of a launch that was killed before it came to an end
 NOTHING_STARTED = "nothing was started"
 OVER = ("succeeded", "failed", "stopped", "lost", "cancelled")
@@ -73,6 +75,7 @@ class Keeper:
         self.reserved: dict[str, Mapping[str, int]] = {}  # slots of runs that are being started again
         self.giving = threading.RLock()  # whoever gives slots away, or takes them
         self._launches: dict[str, subprocess.Popen[bytes]] = {}
+        self._held: dict[str, float] = {}  # until when runs are not tried again, and say why
         self._ending: set[str] = set()  # runs that were cancelled while they started
         self._stop = threading.Event()
         self._wake = threading.Event()
@@ -165,6 +168,11 @@ class Keeper:
             self.launch(replace(row, tries=row.tries + 1))
             return
         why, _, fix = (complaint or "its launch was killed, again and again").partition("\n")
+        if SLOTS_TAKEN in why:
+            self._held[row.run] = time.monotonic() + HELD_S
+            queued.put_back(row.run, why)
+            self._ask_now.set()
+            return
         queued.conclude(row.run, "starting", "failed", why, what_to_do(fix))
 
     def is_cancelled(self, run: str) -> bool:
@@ -334,6 +342,7 @@ class Keeper:
             return
         with self.giving:
             since = time.monotonic() - FRESH_S
+            self._held = {run: until for run, until in self._held.items() if until > time.monotonic()}
             decision = self.decide(waiting)
             if old := self.asked_before(since, {name for start in decision.starts for name in start.slots}):
                 self.ask_hosts(old)
@@ -341,10 +350,15 @@ class Keeper:
             begun = [
                 start.run
                 for start in decision.starts
-                if not self.asked_before(since, start.slots)  # else in the next turn
-                and queued.change(start.run, "queued", "starting", slots=dict(start.slots), tries=0)
+                if start.run not in self._held
+                and not self.asked_before(since, start.slots)  # else later
+                and self.begin(start)
             ]
-        news = {row.run: why for row in waiting if (why := decision.waiting.get(row.run, "")) != row.why}
+        news = {
+            row.run: why
+            for row in waiting
+            if (why := decision.waiting.get(row.run, "")) != row.why and row.run not in self._held
+        }
         if news:
             queued.explain(news)
         for run, why in decision.refused.items():
@@ -354,6 +368,13 @@ class Keeper:
             row = queued.row(run)
             if row is not None and not row.cancelled:
                 self.launch(row)
+
+    def begin(self, start: schedule.Start) -> bool:
+        """Write down that it has its slots. What the hosts said of them may be a moment old: they themselves
+        see to it, as the run starts, that it is among those that they have."""
+        rooms = {host.name: host.slots for host in self.inventory.hosts if host.name in start.slots}
+        slots = dict(start.slots)
+        return queued.change(start.run, "queued", "starting", slots=slots, rooms=rooms, tries=0)
 
     # --- hosts ---
 

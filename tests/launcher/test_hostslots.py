@@ -255,6 +255,42 @@ def test_a_name_that_somebody_has_taken_already_does_not_keep_a_run_from_startin
     assert [path.name for path in folder().iterdir()] == [f"{ME}-{run}.json"], "and nothing is left beside it"
 
 
+# --- Slots that must be free ---------------------------------------------------------------------
+
+
+def claimed(run: str, slots: int, room: int, *, shared: bool = False) -> str:
+    about = {"run": run, "attempt": 1, "slots": slots, "world": slots, "shared": shared}
+    return hostslots.claim(about, room, identity(os.getpid()))
+
+
+def test_slots_that_must_be_free_are_taken_if_they_are_and_else_it_is_said_who_has_them() -> None:
+    me = hostslots.user_name(ME)
+    assert claimed("first", 2, 4) == ""
+    assert claimed("second", 3, 4) == f"2 of 4 slots are taken by run first of user {me}"
+    assert [each["run"] for each in told()] == ["first"], "who does not get them takes none"
+    assert claimed("second", 2, 4) == ""
+    assert claimed("first", 2, 4) == "", "its own are no reason"
+    assert claimed("third", 1, 4).startswith("4 of 4 slots are taken by run first of ")
+
+
+def test_runs_that_share_slots_find_those_of_each_other_free_and_no_one_elses() -> None:
+    record("theirs", shared=True)
+    assert claimed("mine", 2, 2, shared=True) == ""
+    assert claimed("alone", 1, 2).startswith("2 of 2 slots are taken by run mine of ")
+    record("theirs", shared=False)
+    assert claimed("another", 1, 2, shared=True).startswith("2 of 2 slots are taken by run theirs of ")
+
+
+def test_what_a_killed_run_has_left_is_no_reason_to_wait() -> None:
+    record("killed", pid=2**22 + 1)
+    assert claimed("mine", 2, 2) == ""
+
+
+def test_where_nothing_can_be_written_down_no_run_waits_for_that() -> None:
+    folder().symlink_to("/etc")
+    assert claimed("mine", 2, 2) == ""
+
+
 def test_a_folder_whose_maker_was_killed_before_it_was_open_to_all_is_opened_by_the_next() -> None:
     folder().mkdir(0o700)
     assert hostslots.write("r", 1, 1, 1, False, identity(os.getpid())) == ""

@@ -1,5 +1,7 @@
 // The lines that the log shows: in order, without gaps, repeats folded, no more than memory should hold. Pure.
 
+import { harmless } from "./format.js";
+
 const MOST_ROWS = 60000;
 const SPARE = 6000; // dropped in one go, so that not every line moves all the others
 
@@ -10,7 +12,12 @@ export function passes(line, filters) {
   if (filters.rank !== undefined && filters.rank !== "" && line[LINE.rank] !== Number(filters.rank)) return false;
   if (filters.host && line[LINE.host] !== filters.host) return false;
   if (filters.stream && line[LINE.stream] !== filters.stream) return false;
-  return !filters.search || line[LINE.text].toLowerCase().includes(filters.search.toLowerCase());
+  return !filters.search || holds(line[LINE.text], filters.search.toLowerCase());
+}
+
+/** As it was written or as it is shown, which is what the service looks for: colours may cut a word in two. */
+function holds(text, wanted) {
+  return text.toLowerCase().includes(wanted) || (text.includes("\u001b") && harmless(text).toLowerCase().includes(wanted));
 }
 
 /** A row is {line, count, ranks, last}: `count` lines that follow each other and say the same. */

@@ -3,7 +3,7 @@
 import { h, put, refresh, table } from "./dom.js";
 import { get, runPath } from "./api.js";
 import { stateBadge } from "./icons.js";
-import { capital, clock, duration, figure, isNumber, milliseconds, NOTHING, quoted, sized, whole } from "./format.js";
+import { capital, clock, duration, figure, harmless, isNumber, milliseconds, NOTHING, quoted, ranges, sized, whole } from "./format.js";
 import { emptyState, errorState, skeleton } from "./dialogs.js";
 import { preflightParts } from "./matrix.js";
 
@@ -89,8 +89,7 @@ export function checkpointsTab(run) {
   const element = h("section", { class: "card pad" }, skeleton(3));
   const load = async () => {
     try {
-      const { checkpoints } = await get(runPath(run.run, "/checkpoints"));
-      put(element, checkpoints?.length ? listed(checkpoints) : emptyState("No checkpoints", "The ring trainer saves them with:", "--checkpoint-every 100"));
+      put(element, listed(await get(runPath(run.run, "/checkpoints"))));
     } catch (error) {
       put(element, errorState(error, load));
     }
@@ -99,18 +98,32 @@ export function checkpointsTab(run) {
   return { element };
 }
 
-function listed(checkpoints) {
+/** As `ringctl checkpoints` tells them, with what is wrong or missing below. */
+function listed({ checkpoints, elsewhere, errors }) {
+  const usable = (parts) => (parts ?? []).filter((part) => part.ok);
   const columns = [
     { title: "Step", of: (one) => whole(one.step) },
     { title: "Epoch", of: (one) => whole(one.epoch) },
-    { title: "Ranks", of: (one) => whole(one.world) },
-    { title: "Saved", of: (one) => clock(one.time, true) },
+    { title: "Complete", of: (one) => (one.complete === null ? "unknown" : one.complete ? "yes" : "no") },
+    { title: "Ranks", of: (one) => `${ranges(usable(one.parts).map((part) => part.rank)) || "none"} of ${one.world ?? "?"}` },
+    { title: "Saved", of: (one) => clock(one.written, true) },
     { title: "Size", of: (one) => sized(one.bytes) },
-    { title: "Host", of: (one) => one.host ?? ((one.hosts ?? []).join(", ") || NOTHING) },
-    { title: "File", of: (one) => (one.path ? h("code", null, one.path) : NOTHING) },
+    { title: "Host", of: (one) => hostsOf(one.parts) },
+    { title: "Model on", of: (one) => hostsOf(usable(one.models)) },
   ];
-  return table("Checkpoints", columns.filter((column) => checkpoints.some((one) => column.of(one) !== NOTHING)), checkpoints);
+  const notes = [
+    ...checkpoints.flatMap((one) => (one.problems ?? []).map((words) => `Step ${whole(one.step)}: ${words}`)),
+    ...Object.entries(elsewhere ?? {}).map(([host, folder]) => `${host} was told to put them into ${folder}, which is not looked at`),
+    ...Object.values(errors ?? {}).map((words) => `${words}; its part is missing`),
+  ];
+  return [
+    checkpoints.length ? table("Checkpoints", columns.filter((column) => checkpoints.some((one) => column.of(one) !== NOTHING)), checkpoints)
+      : emptyState("No checkpoints", "The ring trainer saves them with:", "--checkpoint-every 100"),
+    notes.length ? h("ul", { class: "soft small" }, notes.map((words) => h("li", null, capital(harmless(words))))) : null,
+  ];
 }
+
+const hostsOf = (parts) => [...new Set((parts ?? []).map((part) => part.host))].join(", ") || NOTHING;
 
 export function attemptsTab(run) {
   return tab(run, (now) => now.attempts, (now) => (now.attempts?.length ? h("ol", { class: "attempts" }, now.attempts.toReversed().map((one) => h("li", null,

@@ -159,3 +159,13 @@ def end_runs(service: Service) -> None:
             with contextlib.suppress(RingctlError):  # it has just started, or ended
                 there.post(f"/api/runs/{row['run']}/{'cancel' if row['state'] == 'queued' else 'stop'}")
         time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """A process that goes on afterwards where it was."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)

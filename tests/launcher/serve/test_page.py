@@ -41,6 +41,16 @@ for number in count(0, 400):
     print(*(f"line {number + i:07}" for i in range(400)), sep="\\n", flush=True)
     sleep(0.04)
 """
+PASSES = """
+const [text, search] = arguments;
+return import("/page/logmodel.js").then(({ passes }) => passes([1, 0, 1, "a", 0, "out", text], { search }));
+"""
+COLOURS = """
+document.documentElement.dataset.theme = arguments[0];
+const { backgroundColor, color } = getComputedStyle(document.body);
+return [backgroundColor, color];
+"""
+LIGHT, DARK = ["rgb(247, 248, 250)", "rgb(27, 31, 39)"], ["rgb(17, 20, 26)", "rgb(232, 235, 241)"]
 BUSY = "const end = Date.now() + 4000; while (Date.now() < end);"
 UNNAMED = """
 const named = (one) => one.ariaLabel || one.innerText?.trim() || one.labels?.length || one.title;
@@ -154,6 +164,15 @@ def test_a_line_is_found_and_has_an_address_of_its_own(scene: Scene, finished: s
     browser.wait(lambda: len(said(browser)) > 1, "the lines around it")
 
 
+@pytest.mark.parametrize("search", ["an ERROR in", "\x1b[31m"], ids=["shown", "written"])
+def test_a_line_that_comes_in_is_found_as_it_is_shown_and_as_it_was_written(
+    scene: Scene, search: str
+) -> None:
+    text = "an \x1b[31mErr\x1b[1mor\x1b[0m in red"
+    assert scene.browser.script(PASSES, text, search) is True
+    assert scene.browser.script(PASSES, text, search + "!") is False
+
+
 # --- Everywhere ----------------------------------------------------------------------------------
 
 
@@ -163,6 +182,19 @@ def test_the_axis_of_a_share_ends_at_nothing_and_at_all(scene: Scene, shares: li
     marks = scene.browser.script(AXIS, shares)
     assert len(marks) > 2
     assert 0 <= marks[0] < marks[-1] <= 1
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_colours_are_those_that_the_system_asks_for_unless_somebody_has_chosen(
+    scene: Scene, dark: bool
+) -> None:
+    browser = scene.browser
+    try:
+        browser.size(1360, 900, dark=dark)
+        worn = {theme: browser.script(COLOURS, theme) for theme in ("light", "dark", "auto")}
+        assert worn == {"light": LIGHT, "dark": DARK, "auto": DARK if dark else LIGHT}
+    finally:
+        browser.size(1360, 900)
 
 
 def test_the_keyboard_leads_through_the_page(scene: Scene, finished: str) -> None:
@@ -250,6 +282,28 @@ def test_a_browser_that_is_too_slow_goes_on_with_the_newest_lines_and_says_what_
     service.wait_for_state(run, "stopped")
     scene.go(f"runs/{run}?tab=log&search={before - 5000:07}")
     browser.wait(lambda: said(browser) == [f"line {before - 5000:07}"], "a line that was left out")
+
+
+def test_what_is_submitted_again_has_all_options_of_the_first(scene: Scene) -> None:
+    service, browser = scene.service, scene.browser
+    options = {"master_port": 29555, "i_know": True, "skip_preflight": True, "shared": True}
+    secret = {"secrets": {"SOME_TOKEN": "b7d1c09e"}}
+    first = service.submit("true", world=1, name="first", prefork=False, **options, **secret)
+    service.wait_for_state(first, "succeeded")
+    scene.go(f"submit?from={first}")
+    browser.click("#send")
+    browser.wait_for_text("The service does not tell what it was", ".formerror")
+    browser.type("[name=secrets]", "SOME_TOKEN=4f60aa12")
+    browser.type("[name=name]", "second")
+    browser.click("#send")
+    again = browser.wait(
+        lambda: [row["run"] for row in service.client().get("/api/runs")["runs"] if row["name"] == "second"],
+        "the run",
+    )
+    service.wait_for_state(again[0], "succeeded")
+    was, now = (service.client().get(f"/api/runs/{run}/submission") for run in (first, again[0]))
+    assert {**was, "name": "second"} == now
+    assert {name: now[name] for name in options} == options
 
 
 def test_whoever_may_only_look_has_no_button_that_changes_something_and_may_leave(

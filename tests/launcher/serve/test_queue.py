@@ -21,7 +21,7 @@ from launcher.inventory import this_machine
 from launcher.serve import keeper
 from launcher.serve.children import Done
 from tests.launcher.ringctl import detach, events, lines, ringctl, wait_for
-from tests.launcher.serve.service import Service, serving
+from tests.launcher.serve.service import Service, serving, stopped
 
 HELD = """
 import os, time
@@ -123,6 +123,27 @@ def test_three_runs_start_in_the_right_order_and_the_third_says_why_it_waits(tmp
         service.wait_for_state(third, "succeeded")
         (tmp_path / "go2").touch()
         service.wait_for_state(second, "succeeded")
+
+
+def test_who_was_faster_keeps_the_slots_and_the_run_that_was_to_have_them_goes_on_waiting(
+    tmp_path: Path,
+) -> None:
+    with serving(slots=2) as service:
+        run = held(service, tmp_path / "go")
+        pid = wait_for(lambda: (row := queued.row(run)) and row.pid, "its launch")
+        options = ("--env", f"GO={tmp_path / 'done'}", "--no-prefork")
+        with stopped(pid):  # it has its slots, as the service believes
+            other = detach([sys.executable, "-c", HELD], options=options)  # which asks nobody
+        its = f"here: no room for it by now: 2 of 2 slots are taken by run {other} of user "
+        wait_for(lambda: service.row(run)["waiting"].startswith(its), "the reason")
+        assert service.row(run)["state"] == "queued"
+        assert history.read(run) is None, "nothing was started"
+        wait_for(lambda: service.row(run)["waiting"] == "waiting for 2 slots on here", "the usual reason")
+        (tmp_path / "done").touch()
+        service.wait_for_state(run, "running")
+        assert service.row(run)["attempt"] == 1
+        (tmp_path / "go").touch()
+        service.wait_for_state(run, "succeeded")
 
 
 def test_a_run_waits_for_another_and_for_its_time_and_can_be_cancelled(tmp_path: Path) -> None:

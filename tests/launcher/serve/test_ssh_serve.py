@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+from launcher import queued
 from tests.launcher.hosts import Hosts, inventory, second_user
 from tests.launcher.ringctl import ringctl, wait_for
 from tests.launcher.serve.accounts import Account, accounts
 from tests.launcher.serve.browser import Browser, browsing, curve, needs_chromium, quiet_network, share
-from tests.launcher.serve.service import Service, serving
+from tests.launcher.serve.service import Service, serving, stopped
 
 TWO = ("server1", "server2")
 STEPS = "160"
@@ -87,6 +89,12 @@ def restart(browser: Browser) -> None:
     browser.wait_for_text("attempt 2", ".chart")
     browser.click("#tab-preflight")
     browser.wait_for_text("ready", "#panel")
+    browser.click("#tab-checkpoints")
+    titles = browser.wait(lambda: browser.texts("#panel thead th"), "the checkpoints")
+    saved = dict(zip(titles, browser.texts("#panel tbody tr:last-child > *"), strict=True))
+    assert saved["Step"] in (STEPS, "20"), "of one end of the list"
+    assert (saved["Complete"], saved["Ranks"], saved["Host"]) == ("yes", "0, 1 of 2", "server1, server2")
+    assert re.search(r"\d\d:\d\d:\d\d$", saved["Saved"])
 
 
 def open_report(browser: Browser) -> None:
@@ -171,9 +179,14 @@ def test_slots_of_a_plain_launch_from_another_account_are_taken_until_it_ends(cl
     path = inventory(cluster, TWO)
     with second_user(cluster) as of_bob, serving("--hosts", str(path)) as service:
         words = ["--hosts", str(of_bob), "--include", "server2", "--skip-preflight", "--detach", "--json"]
-        his = json.loads(ringctl("launch", *words, "--", "sleep", "600").stdout)["run"]
-        wait_for(lambda: free(service) == {"server1": 1, "server2": 0}, "what the hosts say of their slots")
+        wait_for(lambda: free(service) == {"server1": 1, "server2": 1}, "what the hosts say of their slots")
         run = service.submit("true", world=2, prefork=False)
+        launch = wait_for(lambda: (row := queued.row(run)) and row.pid, "its launch")
+        with stopped(launch):  # both slots are its own, as the service believes
+            his = json.loads(ringctl("launch", *words, "--", "sleep", "600").stdout)["run"]
+        says = f"server2: no room for it by now: 1 of 1 slot is taken by run {his} of user bob"
+        wait_for(lambda: service.row(run)["waiting"] == says, "what the host itself says")
+        wait_for(lambda: free(service) == {"server1": 1, "server2": 0}, "what the hosts say of their slots")
         wait_for(lambda: service.row(run)["waiting"] == "waiting for 1 slot on server2", "the reason")
         [host] = [row for row in service.client().get("/api/hosts")["hosts"] if row["name"] == "server2"]
         assert host["runs"] == [{"run": his, "user": "bob", "slots": 1, "shared": False}]

@@ -83,6 +83,10 @@ function form(before, hosts, runs, from) {
     field("Secrets", h("textarea", { name: "secrets", rows: "2", spellcheck: "false", autocomplete: "off", placeholder: "NAME=VALUE", value: secretNames.map((name) => `${name}=`).join("\n") }), "sent to the hosts, shown nowhere"),
     h("label", { class: "tickbox" }, h("input", { type: "checkbox", name: "prefork", checked: value("prefork", true) }), "Import torch once a host and fork the ranks"),
     h("label", { class: "tickbox" }, h("input", { type: "checkbox", name: "shared", checked: value("shared", false) }), "Its slots may be taken by other shared runs as well")),
+  h("details", { open: Boolean(before.master_port || before.i_know || before.skip_preflight) }, h("summary", null, "Network and checks"),
+    field("Port of rank 0", h("input", { type: "number", name: "master_port", min: "1", max: "65535", value: value("master_port", "") ?? "", placeholder: "a free one" })),
+    h("label", { class: "tickbox" }, h("input", { type: "checkbox", name: "i_know", checked: value("i_know", false) }), "Gradients may go through a public address: a firewall keeps others out"),
+    h("label", { class: "tickbox" }, h("input", { type: "checkbox", name: "skip_preflight", checked: value("skip_preflight", false) }), "Start without looking at the hosts first")),
   error, h("div", { class: "buttons" }, h("a", { class: "button plain", href: from ? runLink(from) : "#/queue" }, "Leave it"), send));
   return made;
 }
@@ -93,7 +97,7 @@ const listed = (value) => (Array.isArray(value) ? value.join(",") : value ?? "")
 function submission(data, before, secretNames) {
   const text = (name) => String(data.get(name) ?? "").trim(), number = (name) => (text(name) === "" ? null : Number(text(name)));
   const secrets = assignments(text("secrets"), "Secrets"), missing = secretNames.filter((name) => name in secrets && secrets[name] === "");
-  if (missing.length) throw new Error(`Secrets: ${missing.join(", ")} has no value. The service does not keep them; give it again or remove the line.`);
+  if (missing.length) throw new Error(`Secrets: no value for ${missing.join(", ")}. The service does not tell what it was; give it again or remove the line.`);
   if (number("world") !== null && !(number("world") >= 1)) throw new Error("Ranks: at least 1");
   if (text("name") && !RUN_NAME.test(text("name"))) throw new Error("Name: letters, digits, dots, dashes and underscores, without spaces");
   const at = text("at");
@@ -101,7 +105,7 @@ function submission(data, before, secretNames) {
     command: words(text("command")), world: number("world"), name: text("name"), include: text("include"), exclude: text("exclude"),
     variables: assignments(text("variables"), "Variables"), secrets,
     max_restarts: number("max_restarts") ?? 0, restart_delay: number("restart_delay") ?? 2, min_world: number("min_world"),
-    prefork: data.has("prefork"), shared: data.has("shared"), priority: number("priority") ?? 0,
+    prefork: data.has("prefork"), shared: data.has("shared"), master_port: number("master_port"), i_know: data.has("i_know"), skip_preflight: data.has("skip_preflight"), priority: number("priority") ?? 0,
     after: text("after"), at: at ? new Date(at).getTime() / 1000 : null, code: before.code ?? "",
   };
 }
