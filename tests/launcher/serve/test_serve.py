@@ -24,7 +24,7 @@ from launcher.serve import limits
 from launcher.serve.origin import names_of
 from launcher.serveinstall import argument, argv, plain_path, quoted
 from launcher.servestart import Options
-from tests.launcher.ringctl import RINGCTL, ringctl
+from tests.launcher.ringctl import RINGCTL, ringctl, wait_for
 from tests.launcher.serve.service import Service, serving
 
 
