@@ -12,7 +12,7 @@ from launcher import ask, fold, history, runs
 from launcher.agent import Agent, agents_for
 from launcher.ask import Asked
 from launcher.errors import HostError, RingctlError, StoppedEarly
-from launcher.follow import follow
+from launcher.follow import Place, follow
 from launcher.leftovers import Leftovers, end_before
 from launcher.model import Host, Inventory, Plan
 from launcher.plan import LaunchOptions, place
@@ -121,11 +121,13 @@ def see_through(
 ) -> Outcome:
     """Watch the run to its end, through as many attempts as it may have."""
     leftovers = Leftovers(plan.run, pool)
+    rests = Rests(screen)
     took_over = book is not None and book.took_over
     try:
         while True:
             leftovers.look_after(former_hosts(plan.run), agents, plan.attempt - 1)
             outcome, failure = one_attempt(plan, agents, screen, interrupts, book, counts=not took_over)
+            rests.add(plan, outcome.heard_to)
             over = outcome.state.state in ("succeeded", "stopped") or interrupts.count
             if book is None or over or book.stopped or not asked.options.max_restarts:
                 return outcome
@@ -136,9 +138,46 @@ def see_through(
                 note_over(outcome)
                 return outcome
             plan, agents = begun
+            rests.show(agents)
     finally:
+        if rests.any:
+            rests.show({**agents_for(former_hosts(plan.run), pool), **agents})
         if unasked := leftovers.close():
             screen.note(unasked)
+
+
+class Rests:
+    """What hosts that were away when an attempt ended have of its log: shown once they can be heard again."""
+
+    def __init__(self, screen: Screen) -> None:
+        self.screen = screen
+        self._unheard: list[tuple[Plan, dict[str, Place]]] = []
+
+    @property
+    def any(self) -> bool:
+        return any(places for _, places in self._unheard)
+
+    def add(self, plan: Plan, heard_to: Mapping[str, Place]) -> None:
+        self._unheard.append((plan, dict(heard_to)))
+
+    def show(self, agents: Mapping[str, Agent]) -> None:
+        """Of these hosts, as far as they answer."""
+        for plan, places in self._unheard:
+            for host in sorted(places.keys() & agents.keys()):
+                with contextlib.suppress(RingctlError):  # it has nothing of it any more
+                    self._show(plan, agents[host], places)
+
+    def _show(self, plan: Plan, agent: Agent, places: dict[str, Place]) -> None:
+        host, state = agent.host.name, fold.initial(plan)
+        after, away = {host: places[host]}, True
+        for update in follow(
+            {host: agent}, plan.run, live=False, attempt=plan.attempt, after=after, rank_hosts=plan.rank_hosts
+        ):
+            self.screen.show(update.events, state)
+            places[host] = update.places.get(host, places[host])
+            away = bool(update.away)
+        if not away:
+            del places[host]
 
 
 def note_over(outcome: Outcome) -> None:

@@ -13,7 +13,7 @@ from launcher import fold, history
 from launcher.agent import Agent
 from launcher.diagnose import Cause, Tails, absent_ranks, first_failure, standstill
 from launcher.errors import RingctlError
-from launcher.follow import follow, newly_lost, presence
+from launcher.follow import Place, first, follow, newly_lost, presence
 from launcher.model import Event, Host, Plan, RankState, RunState, to_json
 from launcher.runs import STOPPED, stop
 from launcher.transport import Pool
@@ -68,6 +68,7 @@ class Outcome:
     cause: Cause | None
     away: Mapping[str, str] = field(default_factory=dict)  # hosts that were not heard in the end, and why
     since: Mapping[str, float] = field(default_factory=dict)  # when they fell silent, on our monotonic clock
+    heard_to: Mapping[str, Place] = field(default_factory=dict)  # and how far their log was shown until then
 
     def note(self) -> None:
         """Write it down, so that ps, status and explain say the same later, whoever can be asked then."""
@@ -105,12 +106,17 @@ def watch(
     lost: Mapping[str, str] = {}
     unheard: Mapping[str, str] = {}
     since: dict[str, float] = {}
-    places = {number: rank.host for number, rank in state.ranks.items()}  # as planned
-    for update in follow(agents, state.run, live=True, attempt=state.attempt, rank_hosts=places):
+    shown: Mapping[str, Place] = {}
+    planned = {number: rank.host for number, rank in state.ranks.items()}
+    after: Mapping[str, Place] | None = {} if again else None
+    for update in follow(
+        agents, state.run, live=True, attempt=state.attempt, rank_hosts=planned, after=after
+    ):
         for words in (*presence(away, update.away), *newly_lost(lost, update.lost)):
             screen.note(words)
         away, lost, unheard = update.away, update.lost, update.unheard
         since = {host: since.get(host, time.monotonic()) for host in unheard}
+        shown = update.places
         for event in update.events:
             state = fold.fold(state, event)
             tails.add(event)
@@ -126,7 +132,8 @@ def watch(
             unheard = {**untold, **unheard}
             break
     ender.finish(state, lost)
-    return replace(outcome(state, tails, unheard), since=since)
+    heard_to = {host: shown.get(host, first(state.attempt)) for host in since} if again else {}
+    return replace(outcome(state, tails, unheard), since=since, heard_to=heard_to)
 
 
 def outcome(state: RunState, tails: Tails, away: Mapping[str, str] | None = None) -> Outcome:

@@ -29,6 +29,10 @@ while True:
     print(json.dumps({"step": step}), file=metrics)
     time.sleep(0.05)
 """
+LAST_WORDS = """
+import os, signal
+signal.signal(signal.SIGTERM, lambda *_: (print("last words", flush=True), os._exit(1)))
+"""
 # Rank 1 fails as soon as rank 0 is gone, as one does that was training with it.
 PEERS = """
 import os, socket, sys, time
@@ -275,6 +279,35 @@ def test_a_run_goes_on_without_a_host_that_was_lost_and_takes_it_in_again(
     status = json.loads(ringctl("status", run, "--json").stdout)
     assert (status["world"], status["attempt"]) == (2, 3)
     ringctl("stop", run, "--grace", "0")
+
+
+def test_what_a_host_said_while_it_was_cut_off_is_shown_by_the_launch_once_it_is_back(cluster: Hosts) -> None:
+    inventory(cluster, only=TWO)
+    Path("steps.py").write_text(LAST_WORDS + STEPS)
+    launch = start(
+        "launch", "--json", "--max-restarts", "9", "--restart-delay", "0.1", "--", "python3", "steps.py"
+    )
+    run = json.loads(launch.stdout.readline())["run"]  # type: ignore[union-attr]  # a pipe
+    wait_for(lambda: step_of(cluster, "server2", run) > 3, "steps")
+    cluster.cut("server2")
+    still = [cluster.path(host, "/home/train/stand-still") for host in TWO]
+    for path in still:
+        path.touch()
+    for host in TWO:
+        assert ends_on(cluster, host, run)["attempt"] == 1
+    for path in still:
+        path.unlink()
+    wait_for(lambda: (watch := watching.read(run)) and watch.failures, "that the launch goes on", 60)
+    hosts.mend(cluster)
+    wait_for(
+        lambda: host_state(cluster, "server2", run)["attempt"] > 1 and step_of(cluster, "server2", run) > 1,
+        "it",
+        60,
+    )
+    ringctl("stop", run, "--grace", "0")
+    shown = [json.loads(line) for line in launch.communicate(timeout=60)[0].splitlines()]
+    said = [(event["host"], event["attempt"]) for event in shown if event.get("text") == "last words"]
+    assert sorted(pair for pair in said if pair[1] == 1) == [("server1", 1), ("server2", 1)]
 
 
 def test_ranks_that_need_nobody_are_ended_once_their_host_is_back_if_the_run_went_on_without_it(
