@@ -128,40 +128,6 @@ class Asked:
 
 
 def run(
-    where: Where,
-    command: tuple[str, ...],
-    *,
-    local: bool = False,
-    world: int | None = None,
-    name: str = "",
-    master_port: int | None = None,
-    prefork: bool = True,
-    variables: Mapping[str, str] | None = None,
-    env_file: str | None = None,
-    i_know: bool = False,
-    shared: bool = False,
-    restarts: Restarts | None = None,
-    pushes: bool = True,
-) -> Asked:
-    """What `launch` and `preflight` are told, checked as far as this machine can. Code that is not going to
-    be pushed is not looked at."""
-    return run_on(
-        inventory(where, local, world),
-        command,
-        world=world,
-        name=name,
-        master_port=master_port,
-        prefork=prefork,
-        variables=variables,
-        env_file=env_file,
-        i_know=i_know,
-        shared=shared,
-        restarts=restarts,
-        pushes=pushes,
-    )
-
-
-def run_on(
     hosts: Inventory,
     command: tuple[str, ...],
     *,
@@ -178,8 +144,9 @@ def run_on(
     pushes: bool = True,
     snapshot: Snapshot | None = None,
 ) -> Asked:
-    """The same on these very hosts; of a `run` whose id somebody knows already, with code of which there is a
-    `snapshot`."""
+    """What `launch` and `preflight` are told, checked as far as this machine can. Code that is not going to
+    be pushed is not looked at. Of a `run` whose id somebody knows already, with code of which there is a
+    `snapshot`, if they are given."""
     from launcher.history import new_run_id
 
     placed = place(hosts, world)

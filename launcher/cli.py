@@ -186,9 +186,8 @@ def launch(
     if commands and not dry_run:
         raise InputError("--commands shows how to start by hand; write --dry-run --commands")
     asked = ask.run(
-        ask.Where(**where),
+        ask.inventory(ask.Where(**where), local, world),
         command,
-        local=local,
         world=world,
         name=name,
         master_port=master_port,

@@ -88,9 +88,8 @@ def measure(
     from launcher import ask, bench, cli, render
 
     asked = ask.run(
-        ask.Where(**where),
+        ask.inventory(ask.Where(**where), local, world),
         ("--bench", kind, *words, "--out", "-"),
-        local=local,
         world=world,
         name=f"bench-{kind}",
     )

@@ -62,9 +62,8 @@ def preflight(
 
     def look() -> Seen:
         asked = ask.run(
-            ask.Where(**where),
+            ask.inventory(ask.Where(**where), local, world),
             command,
-            local=local,
             world=world,
             master_port=master_port,
             i_know=i_know,

@@ -79,7 +79,8 @@ def end_everywhere(
         agents = agents_for((*others, *found.former, *found.hosts), pool())
         results = runs.stop(agents, found.run, grace, attempt=found.attempt)
     failed = [name for name, answer in results.items() if isinstance(answer, RingctlError)]
-    history.note_ended(found.run, [name for name in results if name not in failed])
+    ended = [name for name, answer in results.items() if isinstance(answer, dict) and not answer["left"]]
+    history.note_ended(found.run, ended)
     watched = not watching.wait_for_end(found.run, watcher)
     if watched:
         click.echo(

@@ -1948,7 +1948,10 @@ def command_tell(request: dict[str, Any]) -> dict[str, Any]:
     run, attempt = str(request["run"]), int(request["attempt"])
     state = read_state(run)
     if state is not None and state["state"] not in FINAL and int(state["attempt"]) == attempt:
-        leave_word(run_folder(run), attempt, float(request["grace"]), "stopped")
+        try:
+            leave_word(run_folder(run), attempt, float(request["grace"]), "stopped")
+        except OSError:
+            pass  # a full disk: `stop` ends it all the same
     return {}
 
 

@@ -19,7 +19,8 @@ AGAIN = "it is started again"  # why what is left of the attempt before is ended
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
 STEP_S = 0.05
 STAYS_S = 5.0  # a host that cannot be asked for less, while its sshd is restarted, is not gone
-ONCE_MORE_S = 1.0  # and who is gone for longer is asked once more
+ONCE_MORE_S = 2.0  # and who is gone for longer is asked once more
+ASLEEP_S = 1.0  # a step that takes so much longer than meant
 
 
 class Ending(threading.Thread):
@@ -67,21 +68,30 @@ def end_before(
 ) -> dict[str, str]:
     """End the attempts up to this one: {host: why it could not be asked}. Who cannot be has some time to come
     back, from when it went `away`."""
-    endings = {name: Ending(agent, run, attempt) for name, agent in agents.items()}
+    pool = Pool(no_input=True)  # whoever followed a host that went away may still have its connection in hand
+    endings = {
+        name: Ending(anew(agent.host, pool) if name in away else agent, run, attempt)
+        for name, agent in agents.items()
+    }
     for ending in endings.values():
         ending.start()
-    began = time.monotonic()
+    asleep = 0.0  # so long we were stopped meanwhile, and nobody was asked
+    began = last = time.monotonic()
 
     def waits_for(name: str, ending: Ending) -> bool:
         if ending.answer is None and name not in away:
             return True
-        patience = max(away.get(name, began) + STAYS_S, began + ONCE_MORE_S)
+        patience = max(away.get(name, began) + STAYS_S, began + ONCE_MORE_S) + asleep
         return not ending.is_done and time.monotonic() < patience
 
     while any(waits_for(name, ending) for name, ending in endings.items()):
         time.sleep(STEP_S)
+        now = time.monotonic()
+        asleep += now - last if now - last > ASLEEP_S else 0.0
+        last = now
     for ending in endings.values():
         ending.quit.set()
+    pool.close()
     return {name: words(ending) for name, ending in endings.items() if not ending.has_ended}
 
 

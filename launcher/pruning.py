@@ -16,6 +16,9 @@ PAGES = 2000  # given back in one
 
 KNOWN = """
     SELECT run, state, attempt, coalesce(ended, started, submitted, 0) AS moment,
+        attempt > 1 AND EXISTS (
+            SELECT 1 FROM records WHERE records.run = runs.run AND json_array_length(record, '$.unended') > 0
+        ) AS unended,
         EXISTS (SELECT 1 FROM chunks WHERE chunks.run = runs.run) AS recorded
     FROM runs"""
 LOGS = ("chunks", "metrics", "series", "positions")
@@ -33,7 +36,7 @@ def chosen(age: float | None, keep: int | None, now: float, *, logs_only: bool =
 
 
 def is_over(row: sqlite3.Row, now: float) -> bool:
-    if row["state"] == "lost":
+    if row["state"] == "lost" or row["unended"]:  # a host may still have something of it
         return bool(row["moment"] < now - LOST_S)
     return row["state"] in ("succeeded", "failed", "stopped", "cancelled")
 

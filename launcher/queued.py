@@ -356,7 +356,7 @@ def asked(run: str) -> ask.Asked:
         if said.code and not any(work.iterdir()):
             bring_code(said.code, work)
         snapshot = codestore.snapshot(work)
-    asked = ask.run_on(
+    asked = ask.run(
         inventory,
         said.command,
         run=run,

@@ -126,10 +126,13 @@ def see_through(
     try:
         while True:
             leftovers.look_after(former_hosts(plan.run), agents, plan.attempt - 1)
-            outcome, failure = one_attempt(plan, agents, screen, interrupts, book, counts=not took_over)
+            again = asked.options.max_restarts > 0
+            outcome, failure = one_attempt(
+                plan, agents, screen, interrupts, book, again=again, counts=not took_over
+            )
             rests.add(plan, outcome.heard_to)
             over = outcome.state.state in ("succeeded", "stopped") or interrupts.count
-            if book is None or over or book.stopped or not asked.options.max_restarts:
+            if book is None or over or book.stopped or not again:
                 return outcome
             took_over = False
             book.note(failure=failure)
@@ -204,6 +207,7 @@ def one_attempt(
     interrupts: Interrupts,
     book: Book | None,
     *,
+    again: bool,
     counts: bool = True,
 ) -> tuple[Outcome, Failure]:
     """How this attempt ended. One that whoever watched before us was about to start may be on no host: then
@@ -214,7 +218,7 @@ def one_attempt(
     else:
         try:
             outcome = watch(
-                state, agents, screen, interrupts, again=True,
+                state, agents, screen, interrupts, again=again,
                 given_up=lambda: book.stopped, unmet=book.unmet,
             )  # fmt: skip
         except RingctlError as error:

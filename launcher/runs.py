@@ -10,7 +10,7 @@ from typing import Any
 
 from launcher import fold, history
 from launcher.agent import Agent
-from launcher.errors import HostError, InputError, RingctlError
+from launcher.errors import InputError, RingctlError
 from launcher.fanout import AT_ONCE, fan_out
 from launcher.model import Host, RunState
 from launcher.transport import Key, Pool, way_to
@@ -149,7 +149,10 @@ def updated(found: Found, answers: Iterable[tuple[Host, Answer]]) -> Found:
     if found.is_over or not heard:
         return found
     silent = tuple(answer.message for answer in heard if isinstance(answer, RingctlError))
-    found = replace(found, states=states, silent=silent)
+    newest = max((state["attempt"] for state in states), default=0)
+    behind = {s["host"] for s in states if s["attempt"] < newest and s["state"] not in fold.ENDED}
+    unended = tuple(sorted({*found.unended, *behind}))
+    found = replace(found, states=states, silent=silent, unended=unended)
     if found.is_over and found.state and found.state.state in fold.ENDED:
         history.close(found.state)
     return found
@@ -165,17 +168,26 @@ def settle(found: Found, pool: Pool) -> None:
     if any(state["attempt"] > record.plan.attempt for state in found.states):
         return  # somebody else has started it since
     state = fold.from_states(states) if states else fold.initial(record.plan)
-    history.close(fold.without_missing(state, record.plan.rank_hosts, time.time()))
+    end = fold.without_missing(state, record.plan.rank_hosts, time.time())
+    if end.state in fold.ENDED:
+        history.close(end)
 
 
 def believed(found: Found, answers: Sequence[tuple[Host, Answer]]) -> list[Answer]:
-    """What hosts say of a run, without what they cannot know: how ranks are that were planned elsewhere. Nor
-    is an attempt believed that only some of them tell of and that nobody can have come to."""
+    """What hosts say of a run, without what they cannot know: how ranks are that were planned elsewhere, and
+    how many there are. Nor is an attempt believed that only some of them tell of and that nobody can have
+    come to, or that is to have begun while others go on with the one that is known."""
     names: dict[Key, set[str]] = {}
     for host in found.hosts:
         names.setdefault(way_to(host), set()).add(host.name)
     told = [state["attempt"] for _, answer in answers for state in states_in(answer, found.run)]
-    most = found.attempt + MOST_AHEAD
+    going = {
+        state["attempt"]
+        for _, answer in answers
+        for state in states_in(answer, found.run)
+        if state["state"] in ("starting", "running")
+    }
+    most = found.attempt if found.attempt in going else found.attempt + MOST_AHEAD
     bounded = found.from_here and any(attempt <= most for attempt in told)
 
     def its(host: Host, state: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -183,7 +195,8 @@ def believed(found: Found, answers: Sequence[tuple[Host, Answer]]) -> list[Answe
         if places is None:
             return state
         own = names[way_to(host)]
-        return {**state, "ranks": [rank for rank in state["ranks"] if places.get(rank["rank"]) in own]}
+        ranks = [rank for rank in state["ranks"] if places.get(rank["rank"]) in own]
+        return {**state, "world": len(places), "ranks": ranks}
 
     def of(host: Host, answer: Answer) -> Answer:
         if isinstance(answer, RingctlError):
@@ -240,13 +253,10 @@ def stop(
 def tell_stop(agent: Agent, run: str, grace: float, attempt: int, everyone: threading.Barrier) -> None:
     """Before the first host ends its ranks all know that it is wanted: those of a host that is asked late
     fail for want of the others. Who cannot be told does not keep them waiting."""
-    began = time.monotonic()
     try:
         agent.tell_stop(run, grace, attempt, TELL_S)
         everyone.wait(TELL_S)
     except threading.BrokenBarrierError:
         pass
-    except HostError:
+    except RingctlError:
         everyone.abort()
-        if time.monotonic() > began + 2 * TELL_S:
-            raise  # it does not answer: to ask it once more takes as long

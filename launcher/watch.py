@@ -192,8 +192,8 @@ class Ender:
         self.stops[-1].start()
 
     def waits_in_vain(self, state: RunState, unheard: Mapping[str, str]) -> bool:
-        """Whether the run was ended wherever that was possible, and what is left cannot be asked or heard, or
-        does not tell."""
+        """Whether the run was ended wherever that was possible, and what is left cannot be heard, or does not
+        tell."""
         asked = bool(self.stops) and not any(one.is_alive() for one in self.stops)
         if not asked or not going_on(state):
             return False
@@ -207,9 +207,8 @@ class Ender:
         return quiet or now > since + LATEST_S or self.seen > 2
 
     def untold(self, state: RunState, unheard: Mapping[str, str]) -> dict[str, str]:
-        """Hosts that can be asked and heard, and have not told that their ranks ended; with a sentence."""
-        failed = self.stops[-1].failed if self.stops else {}
-        hosts = sorted(going_on(state) - unheard.keys() - failed.keys())
+        """Hosts that can be heard, and have not told that their ranks ended; with a sentence."""
+        hosts = sorted(going_on(state) - unheard.keys())
         return {host: f"{host}: {NOT_TOLD}" for host in hosts}
 
     def finish(self, state: RunState, lost: Mapping[str, str]) -> None:
@@ -265,7 +264,9 @@ class Stop(threading.Thread):
     def run(self) -> None:
         deadline = time.monotonic() + RETRY_S
         self._ask(self.agents)
-        while self.failed and time.monotonic() < deadline:
+        once_more = True  # in any case: it may have been us who were stopped meanwhile (Ctrl-Z, a closed lid)
+        while self.failed and (once_more or time.monotonic() < deadline):
+            once_more = False
             time.sleep(AGAIN_S)
             pool = Pool(no_input=True)
             try:

@@ -67,7 +67,7 @@ def watched(
     screen, pool, interrupts = Watched(during), Pool(no_input=True), watch.Interrupts()
     settings = {"name": "", "master_port": None, "prefork": True, "variables": {}, **options}
     try:
-        asked = ask.run(ask.Where(), tuple(command), local=local, world=world, **settings)
+        asked = ask.run(ask.inventory(ask.Where(), local, world), tuple(command), world=world, **settings)
         asked = replace(asked, options=replace(asked.options, preflight=False))
         plan, agents = run.launch(asked, pool, screen, interrupts)
         return watch.watch(fold.initial(plan), agents, screen, interrupts), screen

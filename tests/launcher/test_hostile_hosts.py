@@ -309,6 +309,11 @@ def test_a_state_tells_only_of_its_hosts_ranks_and_of_attempts_that_can_be() -> 
     # Somebody else has started it again: on other hosts than those that are known here.
     elsewhere = told_state("liar", 2, r0="running", r1="running")
     assert state_after(good, elsewhere, rank_hosts=PLACES).state == "running"
+    going = told_state("good", 1, r0="running")
+    now = state_after(going, told_state("liar", 2, r0="succeeded", r1="succeeded"), rank_hosts=PLACES)
+    assert (now.attempt, now.ranks[0].host) == (1, "good"), "not while others go on with what is known"
+    shrunk = {**told_state("good", 1, r0="succeeded"), "world": 1}
+    assert state_after(shrunk, told_state("liar", 1, r1="running"), rank_hosts=PLACES).world == 2
     now = state_after(told_state("good", 500, r1="running"), told_state("liar", 500, r0="running"))
     assert (now.attempt, now.state) == (500, "running")
 

@@ -54,7 +54,7 @@ TWO = ("server1", "server2")  # show as much as four, where they are not about e
 def look(*command: str, **options: Any) -> Examined:
     """Preflight in this process, without the command line's start."""
     deep = options.pop("deep", False)
-    asked = ask.run(ask.Where(), command, pushes=False, **options)
+    asked = ask.run(ask.inventory(ask.Where(), False, None), command, pushes=False, **options)
     pool = Pool(no_input=True)
     try:
         agents = agents_for([host for host, _ in place(asked.inventory, asked.options.world)], pool)

@@ -143,8 +143,10 @@ def test_a_stop_from_elsewhere_reaches_a_host_that_is_only_about_to_start_it(
     assert said_of(run) == {"stopped"}
 
 
-def test_what_a_host_that_was_cut_off_still_has_is_told_watched_for_and_ended(cluster: Hosts) -> None:
-    inventory(cluster, only=TWO)
+def test_what_a_host_that_was_cut_off_still_has_is_told_watched_for_and_ended(
+    cluster: Hosts, tmp_path: Path
+) -> None:
+    path = inventory(cluster, only=TWO)
     run = detached(*program())["run"]
 
     def without_the_second_host() -> Any:
@@ -163,10 +165,28 @@ def test_what_a_host_that_was_cut_off_still_has_is_told_watched_for_and_ended(cl
 
     without_the_second_host()
     assert "error: server2: " in ringctl("stop", run, "--grace", "0", code=4).stderr
+    assert run not in ringctl("runs", "prune", "--keep", "0", "--dry-run").stdout
     hosts.mend(cluster)
+    elsewhere = {**os.environ, "RINGCTL_HOME": str(tmp_path / "elsewhere")}
+    known = ringctl("status", run, "--hosts", str(path), env=elsewhere).stdout
+    assert "server2 may still have ranks of an earlier attempt" in known
     assert "server2: ended ranks 1" in ringctl("stop", run, "--grace", "0").stdout
     assert host_state(cluster, "server2", run)["state"] == "stopped"
     assert "server2" not in ringctl("stop", run).stdout
+
+
+def test_a_run_on_hosts_whose_disks_are_full_can_be_stopped(cluster: Hosts) -> None:
+    inventory(cluster, only=TWO)
+    run = detached(*program())["run"]
+    wait_for(lambda: step_of(cluster, "server2", run) > 3, "steps")
+    for host in TWO:
+        cluster.fill_disk(host)
+    try:
+        assert ringctl("stop", run, "--grace", "1").stdout.count("nothing is left of them") == 2
+        assert not hosts.left_on(cluster)
+    finally:
+        for host in TWO:
+            cluster.free_disk(host)
 
 
 def test_a_host_that_cannot_be_asked_for_a_second_is_not_gone(cluster: Hosts) -> None:
