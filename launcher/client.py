@@ -259,8 +259,8 @@ def refused(status: int, data: bytes) -> RingctlError:
     except (ValueError, KeyError, TypeError):
         error, fix = f"the service answered {status}", ""
     if status == 502:
-        host, _, words = error.partition(": ")
-        return HostError(host, words or error, fix=fix)
+        host, colon, words = error.partition(": ")
+        return HostError(host, words, fix=fix) if colon else HostError("the service", error, fix=fix)
     return KINDS.get(status, PreflightError if status == 409 and "preflight" in error else RingctlError)(
         error, fix=fix
     )

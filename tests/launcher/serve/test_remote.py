@@ -15,7 +15,8 @@ from typing import Any
 import click
 import pytest
 
-from launcher import cli, cli_remote, cli_submit
+from launcher import cli, cli_remote, cli_submit, client
+from launcher.serve import children
 from tests.launcher.ringctl import RINGCTL, ringctl, wait_for
 from tests.launcher.serve.service import Service, serving
 
@@ -146,6 +147,26 @@ def test_events_and_files_are_as_without_a_service(
         "is there already"
         in ringctl("--server", service.url, "logs", run, "--download", str(tmp_path / "there"), code=2).stderr
     )
+
+
+# --- Refusals ------------------------------------------------------------------------------------
+
+
+def test_a_host_that_does_not_answer_a_stop_is_named_with_what_was_stopped_elsewhere() -> None:
+    answer = {"known": True, "was": "running", "ended": [0, 1], "left": []}
+    silent = "server2: it does not answer\n  is it on?"
+    out = json.dumps({"run": "r", "hosts": {"server1": answer}, "errors": {"server2": silent}})
+    refusal = children.Done(4, f"{out}\n", "").refusal()
+    error = client.refused(refusal.status, refusal.answer().data())
+    assert error.exit_code == 4
+    assert str(error) == (
+        "server2: it does not answer\n  is it on?; server1: ended ranks 0-1; nothing is left of them"
+    )
+
+
+def test_a_refusal_that_names_no_host_is_said_once() -> None:
+    refusal = children.Done(4, "", "").refusal()
+    assert str(client.refused(502, refusal.answer().data())) == "the service: it ended with code 4"
 
 
 # --- What there is -------------------------------------------------------------------------------
