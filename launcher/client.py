@@ -17,6 +17,8 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from launcher import history
 from launcher.errors import HostError, InputError, PreflightError, RingctlError
+from launcher.logs import visible
+from launcher.told import NAME as RUN_ID
 
 ANSWER_S = 60.0
 SLOW_S = 400.0  # for what has the service talk to all hosts
@@ -152,7 +154,7 @@ class Client:
             raise self._silent(error) from None
 
     def _silent(self, error: Exception) -> HostError:
-        words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        words = seen(getattr(error, "strerror", None) or str(error) or type(error).__name__)
         return HostError(self.url, f"the service does not answer: {words}", fix="is `ringctl serve` running?")
 
     def _ask(
@@ -165,9 +167,12 @@ class Client:
     ) -> Any:
         data = self._answer(method, path, body, kind, seconds)
         try:
-            return json.loads(data) if data else None
+            answer = json.loads(data) if data else None
         except ValueError:
             raise HostError(self.url, "what answers there is no ringctl service") from None
+        if not all(isinstance(run, str) and RUN_ID.fullmatch(run) for run in runs_in(answer)):
+            raise HostError(self.url, "it tells of a run with an id that is none")
+        return answer
 
     def _answer(
         self,
@@ -224,6 +229,16 @@ class Client:
         raise InputError(f"there is no run {reference!r}", fix="ringctl --server URL ps lists the runs")
 
 
+def runs_in(answer: Any) -> Iterator[Any]:
+    """The ids of the runs that an answer is about: they become names of files here."""
+    if not isinstance(answer, dict):
+        return
+    yield from (answer[key] for key in ("run",) if key in answer)
+    for key in ("runs", "queue", "events", "chosen", "forgotten"):
+        for each in answer.get(key) or ():
+            yield each.get("run") if isinstance(each, dict) else each
+
+
 def with_query(path: str, query: Mapping[str, Any]) -> str:
     given = {key: value for key, value in query.items() if value is not None}
     return f"{path}?{urlencode(given)}" if given else path
@@ -251,11 +266,16 @@ def events(lines: Iterator[bytes] | http.client.HTTPResponse) -> Iterator[tuple[
 KINDS: Mapping[int, type[RingctlError]] = {400: InputError, 401: InputError, 403: InputError, 404: InputError}
 
 
+def seen(said: Any) -> str:
+    """Words of a service, with nothing that a terminal would obey."""
+    return "\n".join(map(visible, str(said).splitlines()))
+
+
 def refused(status: int, data: bytes) -> RingctlError:
     """The service's complaint, as our own."""
     try:
         said = json.loads(data)
-        error, fix = str(said["error"]), str(said["fix"])
+        error, fix = seen(said["error"]), seen(said["fix"])
     except (ValueError, KeyError, TypeError):
         error, fix = f"the service answered {status}", ""
     if status == 502:
