@@ -243,6 +243,7 @@ def follow_run(
                 raise
             click.echo(f"{error.message}; trying again", err=True)
         time.sleep(AGAIN_S)
+        there.renew()
 
 
 class Follower:
@@ -339,3 +340,4 @@ def wait_for_end(there: Client, run: str) -> dict[str, Any]:
             if time.monotonic() > until:
                 raise
         time.sleep(AGAIN_S)
+        there.renew()

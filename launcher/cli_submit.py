@@ -87,7 +87,7 @@ def handed_in(service: Client, asked: dict[str, Any]) -> dict[str, Any]:
         "secrets": {name: value.value for name, value in secrets.items()},
         "code": upload(service, command, env_file or ""),
     }
-    return dict(service.post("/api/submit", body))
+    return dict(service.post_once("/api/submit", body))
 
 
 def told(service: Client, row: dict[str, Any], as_json: bool) -> int:

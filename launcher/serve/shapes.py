@@ -126,6 +126,7 @@ SUBMISSION = obj(
         "master_port": maybe({"type": "integer", "minimum": 1, "maximum": 65535}),
         "i_know": FLAG,
         "skip_preflight": FLAG,
+        "key": {"type": "string", "maxLength": 64, "pattern": r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$"},
     },
     required=(),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import http.server
 import json
 import os
@@ -170,6 +171,32 @@ def test_a_host_that_does_not_answer_a_stop_is_named_with_what_was_stopped_elsew
 def test_a_refusal_that_names_no_host_is_said_once() -> None:
     refusal = children.Done(4, "", "").refusal()
     assert str(client.refused(502, refusal.answer().data())) == "the service: it ended with code 4"
+
+
+def test_a_submit_whose_answer_is_cut_off_by_a_kill_is_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as service:
+        there, port = service.client(), service.port
+        read, kills = there._read, iter([True])
+
+        def cut_off(answer: http.client.HTTPResponse) -> bytes:
+            if next(kills, False):
+                service.kill()
+                service.start()
+                raise there._silent(http.client.IncompleteRead(b""))
+            return read(answer)
+
+        monkeypatch.setattr(there, "_read", cut_off)
+        row = there.post_once("/api/submit", {"world": 1, "at": 9e9})
+        assert service.port == port
+        assert [each["run"] for each in service.client().get("/api/runs")["runs"]] == [row["run"]]
+
+
+def test_a_service_that_is_not_there_is_not_waited_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(client.Silent) as silent:
+        client.Client(f"http://127.0.0.1:{port}", "token").post_once("/api/submit", {})
+    assert not silent.value.broke
 
 
 # --- Services that are not on our side -----------------------------------------------------------
