@@ -35,6 +35,12 @@ def row_json(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: row[key] for key in ("run", "name", "state", "world", "hosts", "started", "attempt")}
 
 
+def state_line(row: Mapping[str, Any]) -> str:
+    from launcher.logs import visible
+
+    return visible(f"run {row['run']}: {row['state']}")
+
+
 @click.command()
 @click.option("--all", "-a", "everything", is_flag=True, help="Up to a thousand, not just the last twenty.")
 @service_hosts
@@ -118,7 +124,7 @@ def stop(run: str | None, grace: float, as_json: bool) -> int:
         raise InputError("--grace nan: write a number of seconds")
     there = service()
     row = there.post(there.run(there.find(run)["run"], "/stop"), {"grace": grace})
-    click.echo(text.json_line(row_json(row)) if as_json else f"run {row['run']}: {row['state']}")
+    click.echo(text.json_line(row_json(row)) if as_json else state_line(row))
     return 0
 
 
@@ -144,7 +150,7 @@ def restart(run: str, world: int | None, grow: bool, i_know: bool, detach: bool,
     )
     if not detach:
         return attached(there, row["run"], as_json=as_json, since=row["attempt"])
-    click.echo(text.json_line(row_json(row)) if as_json else f"run {row['run']}: {row['state']}")
+    click.echo(text.json_line(row_json(row)) if as_json else state_line(row))
     return 0
 
 

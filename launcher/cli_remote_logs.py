@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,6 +82,8 @@ def logs(
 
 def refuse_absent(row: Mapping[str, Any], wanted: Filter, previous: bool) -> None:
     """Ranks and hosts that this run does not have."""
+    from launcher.logs import visible
+
     if previous or row["state"] == "queued":
         return
     absent = sorted(rank for rank in wanted.ranks or () if row["world"] and rank >= row["world"])
@@ -89,7 +91,7 @@ def refuse_absent(row: Mapping[str, Any], wanted: Filter, previous: bool) -> Non
         raise InputError(f"--rank {absent[0]}: run {row['run']} has ranks 0 to {row['world'] - 1}")
     for host in sorted(wanted.hosts or ()):
         if host not in row["hosts"]:
-            known = ", ".join(row["hosts"])
+            known = visible(", ".join(row["hosts"]))
             raise InputError(f"--host {host}: not a host of run {row['run']}, which has {known}")
 
 
@@ -133,7 +135,20 @@ def all_events(there: Client, run: str, after: int = 0) -> Iterator[Page]:
     while more:
         page = there.get(there.run(run, "/events"), after=after, limit=AT_ONCE)
         more, after = page["more"], page["last"]
-        yield after, [event_of(each) for each in page["events"]]
+        yield after, checked(there, (event_of(each) for each in page["events"]))
+
+
+def checked(there: Client, told: Iterable[Event]) -> list[Event]:
+    """What becomes names of files and counts for a rank's is what it should be, whatever a service tells."""
+    from launcher.told import check_events
+
+    try:
+        events = list(told)
+        if events:
+            check_events(events)
+    except (TypeError, KeyError, ValueError):
+        raise HostError(there.url, "it tells of events that are none") from None
+    return events
 
 
 def event_of(told: dict[str, Any]) -> Event:
@@ -150,7 +165,7 @@ def all_lines(there: Client, run: str, wanted: Filter, tail: int | None) -> Iter
     while more:
         page = there.get(path, after=after, limit=AT_ONCE, **given)
         more, after = page["more"], max(after, page["last"] or 0)
-        yield after, [line_event(run, line) for line in page["lines"]]
+        yield after, checked(there, (line_event(run, line) for line in page["lines"]))
 
 
 def only(some: frozenset[Any] | None) -> Any:
@@ -228,6 +243,7 @@ def follow_run(
                 raise
             click.echo(f"{error.message}; trying again", err=True)
         time.sleep(AGAIN_S)
+        there.renew()
 
 
 class Follower:
@@ -249,7 +265,8 @@ class Follower:
         elif name == "run":
             self._say_why(data)
         elif name == "lines":
-            self._show([line_event(self.run, line) for line in data if line[0] > self.after])
+            new = (line_event(self.run, line) for line in data if line[0] > self.after)
+            self._show(checked(self.there, new))
             self.after = max(self.after, number)
 
     def _show(self, events: list[Event]) -> None:
@@ -257,9 +274,11 @@ class Follower:
 
     def _say_why(self, row: Mapping[str, Any]) -> None:
         """Why it waits, once for each reason."""
+        from launcher.logs import visible
+
         if row["state"] == "queued" and row["waiting"] != self._why:
             self._why = row["waiting"]
-            click.echo(f"{self.run}: {self._why}", err=True)
+            click.echo(visible(f"{self.run}: {self._why}"), err=True)
 
 
 def attached(there: Client, run: str, *, as_json: bool, since: int = 1) -> int:
@@ -304,7 +323,7 @@ def tell_end(found: Mapping[str, Any]) -> None:
         click.echo(visible(found["error"]), err=True)
         for number, line in enumerate(fix.splitlines()):
             click.echo(visible(f"  {'to do: ' if number == 0 else ''}{line}"), err=True)
-    click.echo(f"run {found['run']} {found['state']}", err=True)
+    click.echo(visible(f"run {found['run']} {found['state']}"), err=True)
 
 
 def wait_for_end(there: Client, run: str) -> dict[str, Any]:
@@ -321,3 +340,4 @@ def wait_for_end(there: Client, run: str) -> dict[str, Any]:
             if time.monotonic() > until:
                 raise
         time.sleep(AGAIN_S)
+        there.renew()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,10 +73,17 @@ def put(made: str, run: str, out: str | None, kind: str) -> None:
     if not made.endswith("\n"):
         made += "\n"
     if where == "-":
-        click.echo(made, nl=False)
+        shown = sys.stdout.isatty()  # a pipe gets it as it is
+        click.echo("".join(map(visible_line, made.splitlines())) if shown else made, nl=False)
         return
     write(Path(where), made)
     click.echo(f"{where}: the report of run {run}", err=True)
+
+
+def visible_line(line: str) -> str:
+    from launcher.logs import visible
+
+    return visible(line) + "\n"
 
 
 def write(path: Path, made: str) -> None:

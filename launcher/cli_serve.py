@@ -179,10 +179,11 @@ def cancel(run: str, as_json: bool) -> int:
     """Take RUN from the service's queue."""
     from launcher import text
     from launcher.client import client_for
+    from launcher.logs import visible
 
     service = client_for(server_url())
     row = service.post(service.run(service.find(run)["run"], "/cancel"))
-    click.echo(text.json_line(row) if as_json else f"run {row['run']}: {row['state']}")
+    click.echo(text.json_line(row) if as_json else visible(f"run {row['run']}: {row['state']}"))
     return 0
 
 

@@ -87,7 +87,7 @@ def handed_in(service: Client, asked: dict[str, Any]) -> dict[str, Any]:
         "secrets": {name: value.value for name, value in secrets.items()},
         "code": upload(service, command, env_file or ""),
     }
-    return dict(service.post("/api/submit", body))
+    return dict(service.post_once("/api/submit", body))
 
 
 def told(service: Client, row: dict[str, Any], as_json: bool) -> int:
@@ -96,9 +96,15 @@ def told(service: Client, row: dict[str, Any], as_json: bool) -> int:
     if as_json:
         click.echo(text.json_line(row))
     else:
-        click.echo(f"handed in {row['run']}" + (f": {row['waiting']}" if row["waiting"] else ""))
+        click.echo(handed_in_line(row))
         click.echo(next_steps(service, row))
     return 0
+
+
+def handed_in_line(row: dict[str, Any]) -> str:
+    from launcher.logs import visible
+
+    return visible(f"handed in {row['run']}" + (f": {row['waiting']}" if row["waiting"] else ""))
 
 
 def next_steps(service: Client, row: dict[str, Any]) -> str:
@@ -110,7 +116,7 @@ def waited(service: Client, row: dict[str, Any], as_json: bool) -> int:
     from launcher import cli_remote_logs, text
 
     if not as_json:
-        click.echo(f"handed in {row['run']}" + (f": {row['waiting']}" if row["waiting"] else ""))
+        click.echo(handed_in_line(row))
     row = cli_remote_logs.wait_for_end(service, row["run"])
     if as_json:
         click.echo(text.json_line(row))

@@ -7,8 +7,10 @@ import http.client
 import json
 import os
 import re
+import secrets
 import ssl
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +19,13 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from launcher import history
 from launcher.errors import HostError, InputError, PreflightError, RingctlError
+from launcher.logs import visible
+from launcher.told import NAME as RUN_ID
 
 ANSWER_S = 60.0
 SLOW_S = 400.0  # for what has the service talk to all hosts
 STREAM_S = 60.0  # it says that it is there more often than this
+PATIENCE_S, AGAIN_S = 15.0, 0.5  # with a service that broke off
 NONE = "there is no service: start one with `ringctl serve`, or name one with --server URL"
 
 
@@ -68,11 +73,11 @@ def client_for(server: str | None) -> Client:
     if server is None:
         if mine is None:
             raise InputError(NONE)
-        return Client(mine.url, mine.token)
+        return Client(mine.url, mine.token, is_own=True)
     url = server.rstrip("/")
     token = os.environ.get("RINGCTL_TOKEN", "")
     if not token and mine is not None and mine.url == url:
-        token = mine.token
+        return Client(url, mine.token, is_own=True)
     return Client(url, token or from_file())
 
 
@@ -94,10 +99,16 @@ def from_file() -> str:
         ) from None
 
 
+class Silent(HostError):
+    """No answer, or not all of it."""
+
+    broke = False  # after the connection stood: what was asked may have been done
+
+
 class Client:
     """One service."""
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, *, is_own: bool = False) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
             raise InputError(f"--server {url}: write a URL such as http://127.0.0.1:8411")
@@ -106,7 +117,7 @@ class Client:
                 f"--server {url}: a token would travel in the clear",
                 fix="use https://, or forward its port: ssh -L 8411:127.0.0.1:8411 SERVER",
             )
-        self.url, self._token, self._parts = url, token, parts
+        self.url, self._token, self._parts, self._is_own = url, token, parts, is_own
 
     def get(self, path: str, **query: Any) -> Any:
         return self._ask("GET", with_query(path, query))
@@ -118,11 +129,32 @@ class Client:
     def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         return self._ask("POST", path, json.dumps(body or {}).encode(), seconds=SLOW_S)
 
+    def post_once(self, path: str, body: Mapping[str, Any]) -> Any:
+        """With a key, so that it can be tried again if the connection breaks and nobody knows whether it was
+        heard: a service that was killed may be back in a moment."""
+        until, broke = time.monotonic() + PATIENCE_S, False
+        body = {**body, "key": secrets.token_hex(16)}
+        while True:
+            try:
+                return self.post(path, body)
+            except Silent as silent:
+                broke = broke or silent.broke
+                if not broke or time.monotonic() > until:
+                    raise
+            time.sleep(AGAIN_S)
+            self.renew()
+
     def put(self, path: str, file: IO[bytes]) -> Any:
         return self._ask("PUT", path, file, kind="application/octet-stream", seconds=SLOW_S)
 
     def run(self, run: str, rest: str = "") -> str:
         return f"/api/runs/{quote(run, safe='')}{rest}"
+
+    def renew(self) -> None:
+        """The token of a service that was started again in between: this user's own has a new one then."""
+        mine = own() if self._is_own else None
+        if mine is not None and mine.url == self.url:
+            self._token = mine.token
 
     def _connect(self, seconds: float) -> http.client.HTTPConnection:
         host, port = self._parts.hostname or "", self._parts.port
@@ -151,9 +183,18 @@ class Client:
         except (OSError, http.client.HTTPException) as error:
             raise self._silent(error) from None
 
-    def _silent(self, error: Exception) -> HostError:
-        words = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return HostError(self.url, f"the service does not answer: {words}", fix="is `ringctl serve` running?")
+    def _read(self, answer: http.client.HTTPResponse) -> bytes:
+        try:
+            return answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise self._silent(error) from None
+
+    def _silent(self, error: Exception) -> Silent:
+        words = seen(getattr(error, "strerror", None) or str(error) or type(error).__name__)
+        silent = Silent(self.url, f"the service does not answer: {words}", fix="is `ringctl serve` running?")
+        lost = isinstance(error, (ConnectionError, http.client.IncompleteRead))
+        silent.broke = lost and not isinstance(error, ConnectionRefusedError)
+        return silent
 
     def _ask(
         self,
@@ -165,9 +206,12 @@ class Client:
     ) -> Any:
         data = self._answer(method, path, body, kind, seconds)
         try:
-            return json.loads(data) if data else None
+            answer = json.loads(data) if data else None
         except ValueError:
             raise HostError(self.url, "what answers there is no ringctl service") from None
+        if not all(isinstance(run, str) and RUN_ID.fullmatch(run) for run in runs_in(answer)):
+            raise HostError(self.url, "it tells of a run with an id that is none")
+        return answer
 
     def _answer(
         self,
@@ -180,10 +224,7 @@ class Client:
         connection = self._connect(seconds)
         try:
             answer = self._send(connection, method, path, body, kind)
-            try:
-                data = answer.read()
-            except (OSError, http.client.HTTPException) as error:
-                raise self._silent(error) from None
+            data = self._read(answer)
             if answer.status >= 400:
                 raise refused(answer.status, data)
             return data
@@ -224,6 +265,16 @@ class Client:
         raise InputError(f"there is no run {reference!r}", fix="ringctl --server URL ps lists the runs")
 
 
+def runs_in(answer: Any) -> Iterator[Any]:
+    """The ids of the runs that an answer is about: they become names of files here."""
+    if not isinstance(answer, dict):
+        return
+    yield from (answer[key] for key in ("run",) if key in answer)
+    for key in ("runs", "queue", "events", "chosen", "forgotten"):
+        for each in answer.get(key) or ():
+            yield each.get("run") if isinstance(each, dict) else each
+
+
 def with_query(path: str, query: Mapping[str, Any]) -> str:
     given = {key: value for key, value in query.items() if value is not None}
     return f"{path}?{urlencode(given)}" if given else path
@@ -251,16 +302,21 @@ def events(lines: Iterator[bytes] | http.client.HTTPResponse) -> Iterator[tuple[
 KINDS: Mapping[int, type[RingctlError]] = {400: InputError, 401: InputError, 403: InputError, 404: InputError}
 
 
+def seen(said: Any) -> str:
+    """Words of a service, with nothing that a terminal would obey."""
+    return "\n".join(map(visible, str(said).splitlines()))
+
+
 def refused(status: int, data: bytes) -> RingctlError:
     """The service's complaint, as our own."""
     try:
         said = json.loads(data)
-        error, fix = str(said["error"]), str(said["fix"])
+        error, fix = seen(said["error"]), seen(said["fix"])
     except (ValueError, KeyError, TypeError):
         error, fix = f"the service answered {status}", ""
     if status == 502:
-        host, _, words = error.partition(": ")
-        return HostError(host, words or error, fix=fix)
+        host, colon, words = error.partition(": ")
+        return HostError(host, words, fix=fix) if colon else HostError("the service", error, fix=fix)
     return KINDS.get(status, PreflightError if status == 409 and "preflight" in error else RingctlError)(
         error, fix=fix
     )

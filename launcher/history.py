@@ -17,6 +17,8 @@ from launcher.errors import RingctlError
 from launcher.fold import ENDED
 from launcher.model import Host, Inventory, Plan, RunState, from_json, to_json
 from launcher.plan import LaunchOptions
+from launcher.text import number
+from launcher.told import figure
 from launcher.wholefile import replace_whole, sync_folder
 
 T = TypeVar("T")
@@ -213,9 +215,9 @@ def told_by(end: RunState | None) -> dict[str, Any]:
     if end is None:
         return {}
     metrics = [rank.metric for rank in end.ranks.values()]
-    told = {key: next((metric[key] for metric in metrics if key in metric), None) for key in TOLD}
-    speeds = [metric.get("samples_per_s") for metric in metrics]
-    told["samples_per_s"] = sum(speed for speed in speeds if isinstance(speed, (int, float))) or None
+    told = {key: figure(key, next((each[key] for each in metrics if key in each), None)) for key in TOLD}
+    speeds = [number(metric.get("samples_per_s")) for metric in metrics]
+    told["samples_per_s"] = figure("samples_per_s", sum(filter(None, speeds))) or None
     return {key: value for key, value in told.items() if value is not None}
 
 

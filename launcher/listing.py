@@ -13,13 +13,13 @@ from launcher.errors import InputError
 from launcher.logs import ranges
 from launcher.model import RankState, RunState, to_json
 from launcher.text import number
+from launcher.told import figure
 
 GOING_ON = ("starting", "running")
 COLUMNS = (
     *("run", "name", "user", "state", "world", "attempt"),
     *("submitted", "started", "ended", "error", "fix"),
 )
-TOLD = ("step", "steps", "epoch", "epochs", "loss", "accuracy", "samples_per_s", "parameters_sha256")
 WORDS = """
     SELECT r.run, r.name, r.user, r.state, r.world, r.attempt, r.hosts, r.submitted, r.started, r.ended,
         r.error, r.fix, r.command, r.summary, q.why, q.priority, q.after, q.at
@@ -67,7 +67,7 @@ def row_of(row: sqlite3.Row, now: float) -> dict[str, Any]:
         **{key: row[key] for key in COLUMNS},
         "hosts": json.loads(row["hosts"]),
         "command": json.loads(row["command"]),
-        **{key: summary.get(key) for key in TOLD},
+        **{key: figure(key, summary.get(key)) for key in history.TOLD},
         "spark": summary.get("spark", []),
         "left_s": left_s(summary, row["attempt"], now) if row["state"] == "running" else None,
         "waiting": row["why"] or "" if row["state"] == "queued" else "",
@@ -81,9 +81,12 @@ def left_s(summary: Mapping[str, Any], attempt: int, now: float) -> float | None
     """How long the rest of the steps takes at the pace of this attempt so far."""
     step, steps, at = (number(summary.get(key)) for key in ("step", "steps", "at"))
     began: list[float] = summary.get("since", [0, 0.0, 0])
-    if step is None or steps is None or at is None or began[0] != attempt or step <= began[2]:
+    first = number(began[2])
+    if step is None or steps is None or at is None or first is None:
         return None
-    pace = (at - began[1]) / (step - began[2])
+    if began[0] != attempt or step <= first:
+        return None
+    pace = (at - began[1]) / (step - first)
     return round(max(0.0, (steps - step) * pace - max(0.0, now - at)), 1)
 
 
@@ -155,11 +158,12 @@ def ranks(state: RunState | None, record: history.Record | None, now: float) -> 
 def rank_json(rank: RankState, now: float) -> dict[str, Any]:
     known = ("rank", "host", "state", "pid", "exit_code", "signal", "reason")
     told = ("step", "loss", "samples_per_s", "step_ms", "comm_ms", "bytes_sent")
+    step = figure("step", rank.metric.get("step"))
     return {
         **{key: getattr(rank, key) for key in known},
         "heartbeat_age_s": round(max(0.0, now - rank.seen), 3) if rank.seen else None,
         **{key: number(rank.metric.get(key)) for key in told},
-        "step": rank.metric.get("step") if isinstance(rank.metric.get("step"), int) else None,
+        "step": step if isinstance(step, int) else None,
     }
 
 

@@ -54,6 +54,7 @@ class Submission:
     master_port: int | None = None
     i_know: bool = False
     skip_preflight: bool = False
+    key: str = ""  # chosen by whoever handed it in: once more with the same is the same run
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,9 @@ class Queued:
 # --- Rows ----------------------------------------------------------------------------------------
 
 
-def add(run: str, user: str, submission: Submission) -> None:
-    """Remember what was handed in, its secrets in a file of their own; it is among all runs at once."""
+def add(run: str, user: str, submission: Submission) -> str:
+    """Remember what was handed in, its secrets in a file of their own; it is among all runs at once. Its id:
+    another one if this user has handed it in before, by its key, and did not hear of that."""
     write_secrets(run, submission.secrets)
     hidden = replace(submission, secrets=dict.fromkeys(submission.secrets, ""))
     row = (run, submission.priority, submission.after, submission.at, json.dumps(to_json(hidden)), user)
@@ -85,11 +87,26 @@ def add(run: str, user: str, submission: Submission) -> None:
     sql = f"INSERT INTO queue({columns}) VALUES (?, ?, ?, ?, ?, ?, 'queued')"  # noqa: S608 - as above
     name, world, command = submission.name, submission.world or 0, submission.command
 
-    def work(db: sqlite3.Connection) -> None:
+    def work(db: sqlite3.Connection) -> str:
+        if before := with_key(db, user, submission.key):
+            return before
         db.execute(sql, row)
         history.enlist_in(db, run, name=name, user=user, world=world, command=command)
+        return run
 
-    history.change(work)
+    known = history.change(work)
+    if known != run:
+        remove_folder(run, keep_work=False)
+    return known
+
+
+def with_key(db: sqlite3.Connection, user: str, key: str) -> str | None:
+    """The run that this user has handed in with this key; None without a key."""
+    if not key:
+        return None
+    sql = "SELECT * FROM queue WHERE user = ? AND instr(submission, ?) ORDER BY place"
+    found = map(from_row, db.execute(sql, (user, json.dumps(key))))
+    return next((row.run for row in found if row.submission.key == key), None)
 
 
 def rows(*states: State) -> list[Queued]:

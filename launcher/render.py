@@ -217,7 +217,7 @@ def print_groups(
             out.append(stamp(group.time) + " ", style="dim")
         colour = COLOURS[min(group.members) % len(COLOURS)] if len(group.members) == 1 else "bold"
         if prefix:
-            out.append(group.label() + " ", style=colour)
+            out.append(visible(group.label()) + " ", style=colour)
         out.append(visible(group.text) + "\n", style="red" if group.stream == "err" else "")
     console.print(out, end="", soft_wrap=True)
 

@@ -24,6 +24,7 @@ from launcher.follow import Place
 from launcher.logs import found_in
 from launcher.model import Event, RunState, from_json, to_json
 from launcher.text import number
+from launcher.told import figure
 
 if TYPE_CHECKING:
     from launcher.watch import Outcome
@@ -32,6 +33,7 @@ Line = list[Any]  # [id, time, attempt, host, rank, stream, text]
 Metric = list[Any]  # [id, time, attempt, rank, {...}]
 
 CHUNK_BYTES = 64 << 10  # of JSON lines: a smaller chunk still grows
+LONGEST_METRIC = 8 << 10  # characters, as it is drawn and streamed; all of it is among the events
 LEVEL = 1  # of zlib: the quickest, and a log shrinks to a tenth with it
 FOLDED_S = 2.0  # how often the folded state is written down
 SPARK = 40  # losses in a list
@@ -73,7 +75,13 @@ def metric_of(id_: int, event: Event) -> Metric | None:
 
 
 def plain(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: number(value) if isinstance(value, float) else value for key, value in data.items()}
+    """Without what is no figure where there should be one; of a record that is out of all proportion, only
+    what curves are drawn from."""
+    known = {key: figure(key, value) for key, value in data.items() if key in history.TOLD}
+    others = {key: number(value) if isinstance(value, float) else value for key, value in data.items()}
+    if len(encode(others | known)) <= LONGEST_METRIC:
+        return others | known
+    return known | {key: number(data[key]) for key in CURVES if key in data}
 
 
 def encoded(events: Iterable[Event]) -> bytes:
@@ -114,13 +122,13 @@ class Summary:
         speed = number(data.get("samples_per_s"))
         if speed is not None:
             self.speeds[rank] = speed
-            self.told["samples_per_s"] = sum(self.speeds.values())
+            self.told["samples_per_s"] = figure("samples_per_s", sum(self.speeds.values()))
         if rank != 0:
             return
         for key in history.TOLD:
             if key != "samples_per_s" and key in data:
-                self.told[key] = number(data[key]) if isinstance(data[key], float) else data[key]
-        step, loss = data.get("step"), number(data.get("loss"))
+                self.told[key] = figure(key, data[key])
+        step, loss = figure("step", data.get("step")), number(data.get("loss"))
         if isinstance(step, int):
             self.told["at"] = event.time
             if self.told.get("since", [0])[0] != event.attempt:
@@ -316,14 +324,15 @@ Chunks = Iterator[tuple[int, list[bytes]]]  # the number of the first, and the t
 
 
 def upwards(run: str, after: int, flags: int = ~0) -> Chunks:
+    """Those with one of these flags; or all, also of metrics alone, which have none."""
     words = """SELECT first, data FROM chunks WHERE run = ?
         AND first >= (SELECT coalesce(max(first), 0) FROM chunks WHERE run = ? AND first <= ?)
-        AND last > ? AND flags & ? AND first > ? ORDER BY first LIMIT 1"""
+        AND last > ? AND (flags | 8) & ? AND first > ? ORDER BY first LIMIT 1"""
     return chunks(words, lambda at: (run, run, after + 1, after, flags, at), 0)
 
 
 def downwards(run: str, before: int, flags: int = ~0) -> Chunks:
-    words = """SELECT first, data FROM chunks WHERE run = ? AND first < ? AND flags & ?
+    words = """SELECT first, data FROM chunks WHERE run = ? AND first < ? AND (flags | 8) & ?
         ORDER BY first DESC LIMIT 1"""
     return chunks(words, lambda at: (run, at, flags), before)
 

@@ -36,6 +36,21 @@ def words_of(said: Any) -> str:
     return "\n".join(visible(line) for line in text[:LONGEST_WORDS].splitlines())
 
 
+# --- Figures -------------------------------------------------------------------------------------
+
+DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+MOST = 1 << 53  # what a float, and so a browser, still counts to
+
+
+def figure(key: str, value: Any) -> int | float | str | None:
+    """What a rank calls its step, loss or digest, if it is one: lists and streams carry it, for every run."""
+    if key == "parameters_sha256":
+        return value if isinstance(value, str) and DIGEST.fullmatch(value) else None
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value if abs(value) <= MOST else None
+    return value if isinstance(value, float) and abs(value) < 1e300 else None
+
+
 # --- States --------------------------------------------------------------------------------------
 
 

@@ -151,7 +151,8 @@ def without_secrets(said: queued.Submission) -> dict[str, Any]:
     hidden = [name for name, value in said.variables.items() if redact.tells(name, value)]
     variables = {name: value for name, value in said.variables.items() if name not in hidden}
     secrets = dict.fromkeys((*said.secrets, *hidden), "")
-    return dict(to_json(replace(said, variables=variables, secrets=secrets)))
+    told: dict[str, Any] = to_json(replace(said, variables=variables, secrets=secrets))
+    return {key: value for key, value in told.items() if key != "key"}  # it is of that one run
 
 
 def report(call: Call) -> Answer:
@@ -344,7 +345,7 @@ def checked(call: Call, said: queued.Submission) -> queued.Submission:
 
 def enlisted(call: Call, said: queued.Submission, who: Who) -> dict[str, Any]:
     run = fresh_id(lambda run: listing.row(run) is not None)
-    queued.add(run, who.name, said)
+    run = queued.add(run, who.name, said)
     call.service.keeper.wake()
     return known(call, listing.row(run))
 

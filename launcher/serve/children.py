@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher.cli_runs import stopped_line
 from launcher.errors import RingctlError
 from launcher.serve.call import Refused
 from launcher.watching import WATCHER
@@ -33,11 +34,23 @@ class Done:
             raise self.refusal() from None
 
     def refusal(self) -> Refused:
-        lines = [line for line in self.err.strip().splitlines() if line.strip()]
+        """Its complaint; with --json, that of each host, and what came of it on the others."""
+        lines = self._of_hosts() or [line for line in self.err.strip().splitlines() if line.strip()]
         start = next((i for i, line in enumerate(lines) if line.startswith("error: ")), 0)
         error = lines[start].removeprefix("error: ") if lines else f"it ended with code {self.code}"
         status = {2: 409, 4: 502}.get(self.code, 409)
         return Refused(status, error, " ".join(line.strip() for line in lines[start + 1 : start + 3]))
+
+    def _of_hosts(self) -> list[str]:
+        """What `stop --json` tells of hosts that did not do it: in a sentence, then what to do."""
+        try:
+            told = json.loads(self.out.strip().splitlines()[-1])
+            said = [str(words).partition("\n") for words in told["errors"].values()]
+            done = [stopped_line(host, answer) for host, answer in told["hosts"].items()]
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return []
+        fixes = dict.fromkeys(" ".join(fix.split()) for _, _, fix in said if fix.strip())
+        return ["; ".join(error for error, _, _ in said), "; ".join((*fixes, *done))] if said else []
 
 
 def ringctl(*args: str, seconds: float = 120.0, folder: Path | None = None) -> Done:

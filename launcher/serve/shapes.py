@@ -29,15 +29,12 @@ ROW: dict[str, dict[str, Any]] = {
     "submitted": maybe(NUMBER),
     "started": maybe(NUMBER),
     "ended": maybe(NUMBER),
-    "step": ANY,
-    "steps": ANY,
-    "epoch": ANY,
-    "epochs": ANY,
-    "loss": ANY,
-    "accuracy": ANY,
-    "samples_per_s": ANY,
+    **{
+        key: maybe(NUMBER)
+        for key in ("step", "steps", "epoch", "epochs", "loss", "accuracy", "samples_per_s")
+    },
     "left_s": maybe(NUMBER),
-    "parameters_sha256": ANY,
+    "parameters_sha256": maybe(TEXT),
     "spark": arr(NUMBER),
     "command": arr(TEXT),
     "error": TEXT,
@@ -56,7 +53,7 @@ RANK = {
     "signal": maybe(TEXT),
     "reason": TEXT,
     "heartbeat_age_s": maybe(NUMBER),
-    **dict.fromkeys(("step", "loss", "samples_per_s", "step_ms", "comm_ms", "bytes_sent"), ANY),
+    **dict.fromkeys(("step", "loss", "samples_per_s", "step_ms", "comm_ms", "bytes_sent"), maybe(NUMBER)),
 }
 ATTEMPT = {
     "attempt": WHOLE,
@@ -129,6 +126,7 @@ SUBMISSION = obj(
         "master_port": maybe({"type": "integer", "minimum": 1, "maximum": 65535}),
         "i_know": FLAG,
         "skip_preflight": FLAG,
+        "key": {"type": "string", "maxLength": 64, "pattern": r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$"},
     },
     required=(),
 )

@@ -14,11 +14,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from launcher import database, history, watching
+from launcher import database, history, listing, watching
 from launcher.errors import RingctlError
 from launcher.model import Host, Inventory, Plan, RankState, RunState, to_json
 from launcher.plan import LaunchOptions
@@ -104,6 +105,34 @@ def test_who_handed_a_run_in_stays_when_it_starts() -> None:
     assert attempts() == {RUN: 1}
     history.mark(RUN, "failed", error="it never started", fix="look")
     assert (row()["state"], row()["error"]) == ("failed", "it never started")
+
+
+@pytest.mark.parametrize("written", ["by whoever saw it end", "before figures were looked at"])
+def test_a_list_has_figures_and_no_more_of_what_ranks_said(written: str) -> None:
+    swollen: dict[str, object] = {
+        **{"step": 10**4200, "steps": "9" * 4000, "epoch": "B" * 4000, "epochs": [1] * 4000},
+        **{"loss": {"a": "b" * 4000}, "accuracy": float("inf"), "samples_per_s": True},
+        **{"parameters_sha256": "A" * 4000},
+    }
+    remember()
+    if written.startswith("before"):
+        words = "UPDATE runs SET summary = ?, state = 'running'"
+        told = json.dumps({**swollen, "at": 1.0, "since": [1, 0.0, -(10**4200)]})
+        history.change(lambda db: db.execute(words, (told,)))
+    else:
+        history.close(replace(ended(), ranks={0: RankState(0, "a", "failed", metric=swollen)}))
+        assert len(row()["summary"]) < 100
+    shown = listing.rows()[0]
+    assert {shown[key] for key in history.TOLD} == {None}
+    assert len(json.dumps(shown)) < 1000
+
+
+def test_figures_are_told_as_ranks_said_them() -> None:
+    figures = {"step": 7, "steps": 9, "epoch": 1.5, "epochs": 2, "loss": 0.5, "accuracy": 1}
+    said = {**figures, "samples_per_s": 10.0, "parameters_sha256": "ab" * 32}
+    remember()
+    history.close(replace(ended(), ranks={0: RankState(0, "a", "failed", metric=said)}))
+    assert {key: listing.rows()[0][key] for key in history.TOLD} == said
 
 
 def test_notes_keep_the_newest() -> None:

@@ -74,6 +74,12 @@ def test_events_come_back_as_they_were_numbered_from_one(book: tape.Tape) -> Non
     assert tape.events("another") == []
 
 
+def test_events_come_back_though_there_are_metrics_alone(book: tape.Tape) -> None:
+    events = [metric(number) for number in range(30)]
+    record(book, events)
+    assert [event for _, event in tape.events(RUN)] == events
+
+
 def test_whoever_opens_it_again_goes_on_after_the_last(book: tape.Tape) -> None:
     record(book, [line(n) for n in range(10)])
     with tape.Tape(RUN) as again:
@@ -223,6 +229,16 @@ def test_what_is_not_a_number_is_null(book: tape.Tape) -> None:
     (curve,) = tape.series(RUN)["series"]
     assert (curve["loss"], curve["samples_per_s"]) == ([None], [None])
     assert tape.metrics(RUN) == [[1, 1.0, 1, 0, {"step": 1, "loss": None, "samples_per_s": None}]]
+
+
+def test_a_metric_out_of_all_proportion_does_not_swell_lists_and_streams(book: tape.Tape) -> None:
+    data = {"step": 10**4200, "loss": 1.5, "epoch": "B" * 4000, "note": "C" * 400_000}
+    event = Event("metric", 1.0, RUN, 1, "a", 0, data)
+    record(book, [event])
+    summary = history.ask(lambda db: db.execute("SELECT summary FROM runs").fetchone()[0], "")
+    assert len(summary) < 200
+    assert tape.metric_of(1, event) == [1, 1.0, 1, 0, {"step": None, "loss": 1.5, "epoch": None}]
+    assert tape.events(RUN, 0, 10)[0][1].data == data, "all of it is among the events"
 
 
 def test_the_row_of_a_list_follows_the_metrics(book: tape.Tape) -> None:

@@ -19,9 +19,10 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from launcher import queued
 from launcher.serve import prom, routes, schema
 from launcher.serve.shapes import SUBMISSION
-from tests.launcher.ringctl import wait_for
+from tests.launcher.ringctl import ringctl, wait_for
 from tests.launcher.serve.service import Service, serving
 
 CHECKS = [
@@ -49,6 +50,26 @@ def test_the_hosts_are_checked_on_demand(at_the_door: Service) -> None:
     found = wait_for(lambda: there.get("/api/preflight"), "what it found", 60.0)
     assert found["ok"] is True
     assert {check["host"] for check in found["checks"]} == {"here"}
+
+
+def test_what_is_handed_in_twice_with_a_key_is_one_run(at_the_door: Service) -> None:
+    there = at_the_door.client()
+    other = ringctl("serve", "token", "add", "ann").stdout.strip()
+    body = {"world": 1, "at": 9e9, "key": "k1", "secrets": {"A": "b"}}
+    first, again = there.post("/api/submit", body), there.post("/api/submit", body)
+    assert again["run"] == first["run"]
+    assert [path.name for path in queued.folder("x").parent.iterdir()].count(first["run"]) == 1
+    others = [
+        there.post("/api/submit", {**body, "key": "k2"}),
+        there.post("/api/submit", {"world": 1, "at": 9e9, "variables": {"key": "k1"}}),
+        at_the_door.raw("POST", "/api/submit", json.dumps(body).encode(), token=other).json,
+    ]
+    assert len({row["run"] for row in (first, *others)}) == 4, "another key, none, another user's"
+    handed_in = there.get(f"/api/runs/{first['run']}/submission")
+    assert "key" not in handed_in, "who hands it in again wants another run"
+    for row in (first, *others):
+        there.post(f"/api/runs/{row['run']}/cancel")
+    ringctl("serve", "token", "remove", "ann")
 
 
 # --- schemathesis --------------------------------------------------------------------------------

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import http.client
+import http.server
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,11 @@ from typing import Any
 import click
 import pytest
 
-from launcher import cli, cli_remote, cli_submit
+from launcher import cli, cli_remote, cli_submit, client
+from launcher.serve import children
 from tests.launcher.ringctl import RINGCTL, ringctl, wait_for
 from tests.launcher.serve.service import Service, serving
+from tests.launcher.test_terminals import Terminal
 
 SPEAKS = """
 import os, sys, time
@@ -146,6 +151,158 @@ def test_events_and_files_are_as_without_a_service(
         "is there already"
         in ringctl("--server", service.url, "logs", run, "--download", str(tmp_path / "there"), code=2).stderr
     )
+
+
+# --- Refusals ------------------------------------------------------------------------------------
+
+
+def test_a_host_that_does_not_answer_a_stop_is_named_with_what_was_stopped_elsewhere() -> None:
+    answer = {"known": True, "was": "running", "ended": [0, 1], "left": []}
+    silent = "server2: it does not answer\n  is it on?"
+    out = json.dumps({"run": "r", "hosts": {"server1": answer}, "errors": {"server2": silent}})
+    refusal = children.Done(4, f"{out}\n", "").refusal()
+    error = client.refused(refusal.status, refusal.answer().data())
+    assert error.exit_code == 4
+    assert str(error) == (
+        "server2: it does not answer\n  is it on?; server1: ended ranks 0-1; nothing is left of them"
+    )
+
+
+def test_a_refusal_that_names_no_host_is_said_once() -> None:
+    refusal = children.Done(4, "", "").refusal()
+    assert str(client.refused(502, refusal.answer().data())) == "the service: it ended with code 4"
+
+
+def test_a_submit_whose_answer_is_cut_off_by_a_kill_is_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as service:
+        there, port = service.client(), service.port
+        read, kills = there._read, iter([True])
+
+        def cut_off(answer: http.client.HTTPResponse) -> bytes:
+            if next(kills, False):
+                service.kill()
+                service.start()
+                raise there._silent(http.client.IncompleteRead(b""))
+            return read(answer)
+
+        monkeypatch.setattr(there, "_read", cut_off)
+        row = there.post_once("/api/submit", {"world": 1, "at": 9e9})
+        assert service.port == port
+        assert [each["run"] for each in service.client().get("/api/runs")["runs"]] == [row["run"]]
+
+
+def test_a_service_that_is_not_there_is_not_waited_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(client.Silent) as silent:
+        client.Client(f"http://127.0.0.1:{port}", "token").post_once("/api/submit", {})
+    assert not silent.value.broke
+
+
+# --- Services that are not on our side -----------------------------------------------------------
+
+ESCAPE = "\x1b]0;mine\x07"
+
+
+class Lies(http.server.BaseHTTPRequestHandler):
+    """Answers as a service would, with what no service should tell."""
+
+    run = RUN = "20260101-000000-abcd"
+    stream = "out"
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def row(self, state: str = "failed") -> dict[str, Any]:
+        words = dict.fromkeys(("name", "user", "waiting", "error", "fix", "watched"), ESCAPE)
+        figures = dict.fromkeys(("accuracy", "parameters_sha256", "started", "submitted", "ended"))
+        about = {"run": self.run, "state": state, "world": 1, "hosts": ["h"], "attempt": 1, "cause": None}
+        return {**words, **figures, **about, "watched": ""}
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        line = {"kind": "line", "time": 1.0, "run": self.run, "attempt": 1, "host": "h", "rank": 0}
+        answers: dict[str, Any] = {
+            "/api/runs": {"runs": [self.row()], "next": None},
+            "events": {"events": [{**line, "stream": self.stream, "text": ""}], "last": 1, "more": False},
+            "log": {"lines": [[1, 1.0, 1, ESCAPE, 0, "out", ESCAPE]], "first": 1, "last": 1, "more": False},
+        }
+        if path.endswith("/report"):
+            self.say(f"a report {ESCAPE}\n".encode())
+        elif path.endswith("/stream"):
+            row = json.dumps(self.row("queued"))
+            self.say(f"event: run\ndata: {row}\n\nevent: end\ndata: {{}}\n\n".encode())
+        else:
+            told = answers.get(path) or answers.get(path.rpartition("/")[2]) or self.row()
+            self.say(json.dumps(told).encode())
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path.endswith("/restart"):
+            self.say(json.dumps({"error": f"no {ESCAPE}", "fix": ESCAPE}).encode(), 409)
+        else:
+            self.say(json.dumps(self.row()).encode())
+
+    def say(self, data: bytes, status: int = 200) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@pytest.fixture
+def liar(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Lies]]:
+    """A service that tells lies, as the one that is asked."""
+
+    class Own(Lies):
+        pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Own)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    monkeypatch.setenv("RINGCTL_SERVER", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("RINGCTL_TOKEN", "token")
+    try:
+        yield Own
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_no_file_is_written_where_a_service_would_like_it(
+    liar: type[Lies], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "some" / "where"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    liar.run = "../../escaped"
+    for words in (("report",), ("logs", "--download", "dl"), ("runs", "export", "--out", "all/")):
+        assert "a run with an id that is none" in ringctl(*words, code=4).stderr
+    liar.run, liar.stream = Lies.RUN, "/../../../escaped"
+    assert "events that are none" in ringctl("logs", "--download", "dl", code=4).stderr
+    made = {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
+    assert not made, made
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("logs", "[0 "),
+        ("logs --follow", f"{Lies.RUN}: "),
+        (f"restart {Lies.RUN}", "error: no "),
+        ("submit --world 1", "handed in"),
+        ("report --markdown", "a report "),
+    ],
+)
+def test_what_a_service_says_is_shown_and_not_obeyed(liar: type[Lies], words: str, shown: str) -> None:
+    assert liar.run == Lies.RUN
+    terminal = Terminal([*RINGCTL, *words.split()], 200)
+    said = terminal.wait()
+    terminal.process.wait(30)
+    os.close(terminal.fd)
+    assert shown in said
+    assert "\\x1b]0;mine\\x07" in said
+    assert "\x1b]" not in said
 
 
 # --- What there is -------------------------------------------------------------------------------
