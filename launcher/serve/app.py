@@ -4,6 +4,7 @@ table of routes (routes.py) names."""
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import json
 import logging
@@ -11,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 
-from anyio import CapacityLimiter, to_thread
+from anyio import to_thread
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
@@ -52,8 +53,8 @@ def make_app(service: Service) -> Starlette:
     paths: dict[str, dict[str, Route]] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method] = route
-    patient = CapacityLimiter(limits.MOST_SLOW)
-    gates = [Path(path, Gate(service, by_method, patient)) for path, by_method in paths.items()]
+    hands = limits.Hands()
+    gates = [Path(path, Gate(service, by_method, hands)) for path, by_method in paths.items()]
     app = Starlette(routes=gates, exception_handlers={404: not_found})
     app.router.redirect_slashes = False
     return app
@@ -66,8 +67,8 @@ async def not_found(_request: Request, _error: Exception) -> Response:
 class Gate:
     """One path: an ASGI application that lets through only what the table declares."""
 
-    def __init__(self, service: Service, routes: Mapping[str, Route], patient: CapacityLimiter) -> None:
-        self.service, self.routes, self.patient = service, routes, patient
+    def __init__(self, service: Service, routes: Mapping[str, Route], hands: limits.Hands) -> None:
+        self.service, self.routes, self.hands = service, routes, hands
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -111,12 +112,26 @@ class Gate:
         elif route.body is not None:
             body = await read_json(request, route.body, route.may_be_empty)
         call = Call(self.service, who, request.path_params, query, body, lower_headers(request), incoming)
-        if inspect.iscoroutinefunction(route.handler):
-            found = await route.handler(call)
-        else:
-            limiter = self.patient if route.slow else None
-            found = await to_thread.run_sync(route.handler, call, limiter=limiter)
+        found = await self.found(route, call)
         return found if isinstance(found, Answer) else Answer(found)
+
+    async def found(self, route: Route, call: Call) -> Any:
+        if inspect.iscoroutinefunction(route.handler):
+            return await route.handler(call)
+        if not route.slow:
+            return await to_thread.run_sync(route.handler, call)
+        user, work = call.who.name if call.who else "", functools.partial(route.handler, call)
+        if route.method != "GET":
+            return await self.hands.change(user, work)
+        try:
+            return await self.hands.read(user, work)
+        except limits.Busy:
+            raise Refused(
+                429,
+                f"{limits.MOST_READS_EACH} of your requests wait for hosts already",
+                "ask again when they are answered",
+                {"Retry-After": "2"},
+            ) from None
 
     async def who(self, request: Request, route: Route) -> Who | None:
         """Whoever asks, if they may; a client that guesses has to wait."""

@@ -6,14 +6,16 @@ import contextlib
 import json
 import re
 import socket
+import sys
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher.serve import limits
+from launcher.serve import auth, limits
 from launcher.serve.routes import ROUTES
 from tests.launcher.ringctl import ringctl, wait_for
 from tests.launcher.serve.service import Answer, Service, serving
@@ -118,6 +120,42 @@ def test_requests_that_wait_for_hosts_do_not_keep_others_waiting(at_the_door: Se
         assert at_the_door.raw("GET", "/api/runs").status == 200
         assert not all(each.done() for each in asked)
     at_the_door.client().post(f"/api/runs/{run}/cancel")
+
+
+SLOW_LOOK = r"""import launcher.serve.children as c
+c.WATCHER = "import os, sys, time; until = time.monotonic() + 60\n" \
+    "if 'checkpoints' in sys.argv: open({go!r} + str(os.getpid()), 'w').close()\n" \
+    "while 'checkpoints' in sys.argv and not os.path.exists({go!r}) and time.monotonic() < until:\n" \
+    "    time.sleep(0.05)\n" + c.WATCHER"""
+
+
+def test_whoever_only_looks_keeps_nobody_from_ending_a_run(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    with serving(before=SLOW_LOOK.format(go=str(go))) as service, ThreadPoolExecutor(20) as many:
+        try:
+            run = service.submit(sys.executable, "-c", "import time; time.sleep(300)", prefork=False)
+            others = [service.submit("true", at=9e9) for _ in range(5)]
+            readers = [auth.add_token(f"reader{i}", "read") for i in range(5)]
+
+            def look(which: str, token: str) -> Answer:
+                return service.raw("GET", f"/api/runs/{which}/checkpoints", token=token)
+
+            asked = [many.submit(look, *pair) for pair in zip(others, readers, strict=True) for _ in range(4)]
+            refused = wait_for(
+                lambda: len(done := [each.result() for each in asked if each.done()]) == 10 and done,
+                "all but two of each to be refused",
+            )
+            assert {answer.status for answer in refused} == {429}
+            assert "2 of your requests wait for hosts" in refused[0].json["error"]
+            service.wait_for_state(run, "running")
+            assert service.raw("POST", f"/api/runs/{run}/stop", b"{}").status == 200
+            service.wait_for_state(run, "stopped")
+            wait_for(lambda: len(list(tmp_path.glob("go?*"))) == 4, "all hands that look to be busy")
+            assert sum(each.done() for each in asked) == 10, "they still wait"
+        finally:
+            go.touch()
+        assert all(each.result().status != 500 for each in asked)
+        assert len(list(tmp_path.glob("go?*"))) < 10, "those who look at the same run share one child"
 
 
 def test_tokens_are_kept_as_hashes(at_the_door: Service) -> None:
