@@ -14,11 +14,14 @@ from types import FrameType
 
 import uvicorn
 
-from launcher.errors import InputError
+from launcher import pruning
+from launcher.errors import InputError, RingctlError
 from launcher.serve import limits
 from launcher.serve.app import make_app
 from launcher.serve.service import Service, Settings
 from launcher.serve.stream import Live
+
+log = logging.getLogger("ringctl.serve")
 
 END_S = 3  # for requests that are being answered when it is to end
 
@@ -98,6 +101,7 @@ async def serve(
     service = Service(settings)
     service.live = Live(service)
     server = Server(config_for(make_app(service), listening, listener), service)
+    sweep()
     service.keeper.start()
     service.check_first()
     told = asyncio.create_task(tell(server, ready))
@@ -107,6 +111,14 @@ async def serve(
         told.cancel()
         service.live.close()
         await asyncio.to_thread(service.keeper.stop)
+
+
+def sweep() -> None:
+    """What was left behind when we were killed. Nobody else hands in runs or code meanwhile."""
+    try:
+        pruning.sweep(0.0)
+    except (RingctlError, OSError) as error:
+        log.warning("what belongs to no run could not be removed: %s", error)
 
 
 async def tell(server: Server, ready: Callable[[], None]) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import client
+from launcher import client, codestore, queued
 from launcher.ask import Where
 from launcher.cli_submit import parse_at
 from launcher.errors import HostError, InputError
@@ -64,6 +64,17 @@ def test_nothing_is_sent_to_whoever_has_the_port_of_a_service_that_was_killed() 
             with pytest.raises(BlockingIOError):
                 other.accept()
         assert service.start().client().get("/healthz")["ok"] is True
+
+
+def test_what_a_killed_service_left_is_removed_when_it_starts_again() -> None:
+    with serving() as service:
+        known = service.submit("true", at=9e9, secrets={"KEY": "a"})
+        service.kill()
+        queued.write_secrets("20260101-000000-abcd", {"KEY": "of a run that is forgotten"})
+        (codestore.store() / ".coming-x" / "half").mkdir(parents=True)
+        service.start()
+        assert [path.parent.name for path in queued.folder("x").parent.glob("*/secrets.env")] == [known]
+        assert list(codestore.store().iterdir()) == []
 
 
 def test_a_port_that_is_taken_is_said() -> None:
