@@ -79,8 +79,8 @@ def sweep(age: float) -> None:
     names = [path.name for path in queued.folder("x").parent.glob("*") if is_older(path, before)]
     nothing: set[str] | None = None  # the database is not there, or was damaged: that tells nothing of runs
     known = history.ask(lambda db: {row["run"] for row in db.execute(ALL_RUNS)}, nothing)
-    for run in names if known is not None else ():
-        if run not in known and not queued.is_launching(run) and not is_busy(run):
+    for run in names:
+        if known is not None and run not in known and not queued.is_launching(run) and not is_busy(run):
             queued.remove_folder(run, keep_work=may_have_been_here(run))
     for path in codestore.store().glob(f"{codestore.COMING}*"):
         if is_older(path, before):
