@@ -105,7 +105,8 @@ class Listener(socket.socket):
     them. When there are too many, the oldest goes first."""
 
     def __init__(self, family: int) -> None:
-        super().__init__(family, socket.SOCK_STREAM)
+        # By its name: only then asyncio sends answers at once (TCP_NODELAY), and nobody waits for an ACK.
+        super().__init__(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._shaking: dict[int, socket.socket] = {}
 
     def accept(self) -> tuple[socket.socket, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -22,6 +23,7 @@ from launcher.cli_submit import parse_at
 from launcher.errors import HostError, InputError
 from launcher.serve import limits
 from launcher.serve.origin import names_of
+from launcher.serve.server import listen
 from launcher.serveinstall import argument, argv, plain_path, quoted
 from launcher.servestart import Options
 from tests.launcher.ringctl import RINGCTL, ringctl, wait_for
@@ -75,6 +77,28 @@ def test_what_a_killed_service_left_is_removed_when_it_starts_again() -> None:
         service.start()
         assert [path.parent.name for path in queued.folder("x").parent.glob("*/secrets.env")] == [known]
         assert list(codestore.store().iterdir()) == []
+
+
+def test_answers_do_not_wait_for_the_client_to_have_got_their_head() -> None:
+    async def is_sent_at_once() -> bool:
+        made: asyncio.Future[asyncio.BaseTransport] = asyncio.get_running_loop().create_future()
+
+        class Accepted(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                made.set_result(transport)
+
+        listener = listen("127.0.0.1", 0)
+        server = await asyncio.get_running_loop().create_server(Accepted, sock=listener)
+        _, writer = await asyncio.open_connection(*listener.getsockname())
+        transport = await asyncio.wait_for(made, 10)
+        end = transport.get_extra_info("socket")
+        found = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        for each in (writer, transport, server):
+            each.close()
+        await server.wait_closed()
+        return bool(found)
+
+    assert asyncio.run(is_sent_at_once())
 
 
 def test_a_port_that_is_taken_is_said() -> None:
