@@ -9,7 +9,6 @@ import inspect
 import json
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 
 from anyio import to_thread
@@ -137,7 +136,7 @@ class Gate:
         """Whoever asks, if they may; a client that guesses has to wait."""
         client = request.client.host if request.client else ""
         credentials = self.service.credentials
-        shown = credentials.shown(request.headers.get("authorization", ""), cookies(request))
+        shown = credentials.shown(lower_headers(request))
         if route.role is None and not shown:
             if not self.service.requests.of(client).take():
                 raise too_many()
@@ -194,15 +193,9 @@ def refuse_other_pages(request: Request) -> None:
         raise Refused(403, "a cookie alone may not change anything", "programs use a token")
 
 
-def cookies(request: Request) -> dict[str, str]:
-    try:
-        return {name: each.value for name, each in SimpleCookie(request.headers.get("cookie", "")).items()}
-    except CookieError:
-        return {}
-
-
 def lower_headers(request: Request) -> dict[str, str]:
-    return {key.lower(): value for key, value in request.headers.items()}
+    found = {key.lower(): value for key, value in request.headers.items()}
+    return {**found, "cookie": "; ".join(request.headers.getlist("cookie"))}  # a proxy may have split them
 
 
 def refuse_strange_path(request: Request) -> None:

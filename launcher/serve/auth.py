@@ -11,6 +11,7 @@ import re
 import secrets
 import sqlite3
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -171,6 +172,12 @@ def end_session(secret: str) -> None:
     database.write(history.file(), lambda db: db.execute(sql, (key,)))
 
 
+def read_cookies(header: str) -> dict[str, str]:
+    """All of them, whatever is in those of other programs, which a browser sends along: it knows no ports."""
+    pairs = (part.partition("=") for part in header.split(";"))
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
 class Credentials:
     """Who a request is from. What was found is believed for a moment, for a page asks often."""
 
@@ -181,11 +188,13 @@ class Credentials:
         self.cookie = cookie  # its name
         self._known: dict[tuple[str, str], tuple[float, Who]] = {}
 
-    def shown(self, authorization: str, cookies: dict[str, str]) -> tuple[str, str] | None:
+    def shown(self, headers: Mapping[str, str]) -> tuple[str, str] | None:
         """(kind, secret) that a request carries; a token goes before a cookie."""
+        authorization = headers.get("authorization", "")
         scheme, _, token = authorization.partition(" ")
         if authorization:
             return ("bearer", token.strip()) if scheme.lower() == "bearer" else ("bearer", "")
+        cookies = read_cookies(headers.get("cookie", ""))
         return ("session", cookies[self.cookie]) if self.cookie in cookies else None
 
     def remembered(self, shown: tuple[str, str]) -> Who | None:

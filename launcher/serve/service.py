@@ -61,8 +61,7 @@ class Service:
 
     def shown(self, call: Call) -> tuple[str, str] | None:
         """What a request carries: (kind, secret)."""
-        cookies = dict(part.strip().partition("=")[::2] for part in call.headers.get("cookie", "").split(";"))
-        return self.credentials.shown(call.headers.get("authorization", ""), cookies)
+        return self.credentials.shown(call.headers)
 
     def where_args(self) -> list[str]:
         """Our hosts, as the command line names them."""

@@ -191,6 +191,18 @@ def test_a_link_opens_the_page_once(at_the_door: Service) -> None:
     assert at_the_door.raw("GET", "/api/runs", headers={"Cookie": cookie}, token=None).status == 200
 
 
+@pytest.mark.parametrize(
+    "other", ['prefs={"theme":"dark"}', "x=a b c", "last=Zo\xeb", "=1", 'a"b=1', "bare", ""]
+)
+def test_cookies_of_other_programs_do_not_matter(other: str, at_the_door: Service) -> None:
+    cookie = sign_in(at_the_door)
+    for both in (f"{other}; {cookie}", f"{cookie}; {other}"):
+        assert at_the_door.raw("GET", "/api/me", headers={"Cookie": both}, token=None).status == 200
+    headers = {"Cookie": f"{other}; {cookie}", "Origin": at_the_door.url}
+    assert at_the_door.raw("POST", "/logout", b"{}", headers, token=None).json == {"signed_out": True}
+    assert at_the_door.raw("GET", "/api/me", headers={"Cookie": cookie}, token=None).status == 401
+
+
 def test_a_cookie_changes_something_only_for_our_own_page(at_the_door: Service) -> None:
     cookie = sign_in(at_the_door)
 
