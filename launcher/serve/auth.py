@@ -81,6 +81,20 @@ def add_token(name: str, role: Role) -> str:
     return secret
 
 
+def own_token() -> sqlite3.Row | None:
+    """The row of the service's own."""
+    return next((row for row in token_rows() if row["name"] == OWN), None)
+
+
+def put_back_own(row: sqlite3.Row) -> bool:
+    """Whether it had gone, and is there again: a damaged database is put aside, with all that was in it."""
+    if own_token() is not None:
+        return False
+    sql = "INSERT OR IGNORE INTO tokens(name, hash, role, created) VALUES (?, ?, ?, ?)"
+    values = (row["name"], row["hash"], row["role"], row["created"])
+    return database.write(history.file(), lambda db: db.execute(sql, values).rowcount) > 0
+
+
 def remove_token(name: str) -> None:
     """And whatever else lets them in: links that were not opened yet, browsers that are signed in."""
 

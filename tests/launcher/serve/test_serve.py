@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import client, codestore, queued
+from launcher import client, codestore, history, queued
 from launcher.ask import Where
 from launcher.cli_submit import parse_at
 from launcher.errors import HostError, InputError
@@ -99,6 +99,19 @@ def test_answers_do_not_wait_for_the_client_to_have_got_their_head() -> None:
         return bool(found)
 
     assert asyncio.run(is_sent_at_once())
+
+
+def test_its_user_gets_in_again_after_the_database_was_damaged() -> None:
+    with serving() as service:
+        with open(history.file(), "r+b") as file:
+            file.write(os.urandom(4096))
+        for beside in ("-wal", "-shm"):
+            history.file().with_name(f"history.db{beside}").unlink(missing_ok=True)
+        wait_for(lambda: list(history.home().glob("history.db?*damaged*")), "somebody to see it")
+        wait_for(lambda: service.raw("GET", "/api/runs").status == 200, "its user to get in")
+        assert "the database was damaged and begun anew" in (service.folder / "serve.err").read_text()
+        run = service.submit(sys.executable, "-c", "pass", prefork=False)
+        service.wait_for_state(run, "succeeded")
 
 
 def test_a_port_that_is_taken_is_said() -> None:
