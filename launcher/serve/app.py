@@ -20,7 +20,7 @@ from starlette.routing import Route as Path
 from starlette.types import Receive, Scope, Send
 
 from launcher.errors import RingctlError
-from launcher.serve import limits
+from launcher.serve import limits, pages
 from launcher.serve.auth import Who
 from launcher.serve.call import Answer, Call, Refused, refusal
 from launcher.serve.routes import PATHS, ROUTES, Param, Route
@@ -54,13 +54,24 @@ def make_app(service: Service) -> Starlette:
         paths.setdefault(route.path, {})[route.method] = route
     hands = limits.Hands()
     gates = [Path(path, Gate(service, by_method, hands)) for path, by_method in paths.items()]
-    app = Starlette(routes=gates, exception_handlers={404: not_found})
+    app = Starlette(routes=gates, exception_handlers={404: functools.partial(not_found, service)})
     app.router.redirect_slashes = False
     return app
 
 
-async def not_found(_request: Request, _error: Exception) -> Response:
+async def not_found(service: Service, request: Request, _error: Exception) -> Response:
+    """Said to those alone who would be told more elsewhere, and not without end."""
+    try:
+        refuse_strange_host(service, request)
+        if not service.requests.of(client_of(request)).take():
+            raise too_many()
+    except Refused as refused:
+        return response(refused.answer())
     return response(Refused(404, "there is nothing at this address", "GET /openapi.json lists all").answer())
+
+
+def client_of(request: Request) -> str:
+    return request.client.host if request.client else ""
 
 
 class Gate:
@@ -134,18 +145,19 @@ class Gate:
 
     async def who(self, request: Request, route: Route) -> Who | None:
         """Whoever asks, if they may; a client that guesses has to wait."""
-        client = request.client.host if request.client else ""
+        client, opens = client_of(request), route.handler is pages.login
         credentials = self.service.credentials
         shown = credentials.shown(lower_headers(request))
         if route.role is None and not shown:
-            if not self.service.requests.of(client).take():
+            # Others at the same address, who may ask for anything else, keep nobody from signing in.
+            if not (self.service.logins if opens else self.service.requests).of(client).take():
                 raise too_many()
             return None
         who = credentials.remembered(shown) if shown else None
         if who is None and shown:
             who = await run_in_threadpool(credentials.look_up, shown)
         if who is None:
-            if not self.service.failures.of(client).take():
+            if not (self.service.logins if opens else self.service.failures).of(client).take():
                 raise too_many()  # which does not keep out whoever has a token, at the same address
             if route.role is None:
                 return None

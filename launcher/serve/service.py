@@ -49,6 +49,7 @@ class Service:
         self.credentials = Credentials(settings.cookie)
         self.requests = Buckets(burst=400, rate=100)
         self.failures = Buckets(burst=60, rate=2)
+        self.logins = Buckets(burst=100, rate=10)
         self.keeper = Keeper(
             settings.inventory, lambda batch: self.live.batch(batch), lambda run: self.live.changed(run)
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import re
 import socket
@@ -191,6 +192,32 @@ def test_a_link_opens_the_page_once(at_the_door: Service) -> None:
     assert at_the_door.raw("GET", "/api/runs", headers={"Cookie": cookie}, token=None).status == 200
 
 
+# However slow the machine is, buckets do not fill again while they are emptied.
+NO_REFILL = (
+    "import launcher.serve.service as s; B = s.Buckets; s.Buckets = lambda burst, rate: B(burst, 0.01)"
+)
+
+
+def test_a_link_opens_the_page_whatever_others_at_the_address_ask_for() -> None:
+    with serving(before=NO_REFILL) as service:
+        end = http.client.HTTPConnection("127.0.0.1", service.port)
+
+        def ask(path: str, cookie: str) -> int:
+            end.request("GET", path, headers={"Cookie": cookie} if cookie else {})
+            answer = end.getresponse()
+            answer.read()
+            return answer.status
+
+        old = f"ringctl_{service.port}=old"
+        for path, cookie in (("/healthz", ""), ("/", old)):
+            assert 429 in (ask(path, cookie) for _ in range(500)), f"{path} without end"
+        assert ask("/nothing/here", "") == 429
+        assert ask(service.link.removeprefix(service.url), old) == 303
+        assert ask(f"/login?key={auth.make_key('read', 'me')}", "") == 303
+        assert 429 in (ask("/login?key=guessed", "") for _ in range(500))
+        end.close()
+
+
 @pytest.mark.parametrize(
     "other", ['prefs={"theme":"dark"}', "x=a b c", "last=Zo\xeb", "=1", 'a"b=1', "bare", ""]
 )
@@ -351,7 +378,7 @@ def test_only_a_request_that_calls_us_by_our_name_is_answered(at_the_door: Servi
         f"user@127.0.0.1:{port}",
         "",
     ):
-        for place in ("/healthz", "/", "/api/runs", "/login?key=x"):
+        for place in ("/healthz", "/", "/api/runs", "/login?key=x", "/nothing/here"):
             assert at_the_door.raw("GET", place, headers={"Host": strange}).status == 421, strange
 
 
