@@ -88,6 +88,10 @@ class Gate:
             return
         except (Refused, RingctlError) as error:
             answer = self.refused(error)
+        except asyncio.CancelledError:
+            if not self.service.ending:
+                raise
+            answer = Refused(503, "the service ends", "ask again when it is there again").answer()
         except Exception:
             log.exception("%r %r", request.method, request.url.path)
             answer = Refused(

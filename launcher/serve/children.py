@@ -71,17 +71,37 @@ def alone(
     if not hands.acquire(timeout=30.0):
         raise Refused(429, "the service is busy with other requests", "try again in a moment")
     try:
-        done = subprocess.run(
+        with subprocess.Popen(
             [sys.executable, "-c", WATCHER, "--no-input", *args],
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=seconds,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             start_new_session=True,
             cwd=folder,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise RingctlError(f"ringctl {args[0]} took longer than {seconds:.0f} s and was ended") from None
+        ) as process:
+            return waited_for(process, args[0], seconds)
     finally:
         hands.release()
-    return Done(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+
+
+def waited_for(process: subprocess.Popen[bytes], what: str, seconds: float) -> Done:
+    if what == "checkpoints":  # not a preflight: that it was ended would be noted as what it found
+        looks.add(process)
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise RingctlError(f"ringctl {what} took longer than {seconds:.0f} s and was ended") from None
+    finally:
+        looks.discard(process)
+        if process.returncode is None:
+            process.kill()
+    return Done(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
+
+
+looks: set[subprocess.Popen[bytes]] = set()
+
+
+def end_looks() -> None:
+    """Nobody waits for what they would show any more. Whatever changes something comes to its end."""
+    for process in list(looks):
+        process.kill()

@@ -17,7 +17,7 @@ import uvicorn
 
 from launcher import pruning
 from launcher.errors import InputError, RingctlError
-from launcher.serve import auth, limits
+from launcher.serve import auth, children, limits
 from launcher.serve.app import make_app
 from launcher.serve.service import Service, Settings
 from launcher.serve.stream import Live
@@ -55,6 +55,7 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
+        self.service.ending = True
         self.service.live.close_soon()
 
 
@@ -117,6 +118,7 @@ async def serve(
         for task in beside:
             task.cancel()
         service.live.close()
+        children.end_looks()
         await asyncio.to_thread(service.keeper.stop)
 
 

@@ -53,6 +53,7 @@ class Service:
         self.keeper = Keeper(
             settings.inventory, lambda batch: self.live.batch(batch), lambda run: self.live.changed(run)
         )
+        self.ending = False  # it was told to
         self.checking = threading.Lock()  # held while a preflight runs
 
     def still_may(self, call: Call) -> bool:

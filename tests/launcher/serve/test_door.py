@@ -19,7 +19,7 @@ import pytest
 from launcher.serve import auth, limits
 from launcher.serve.routes import ROUTES
 from tests.launcher.ringctl import ringctl, wait_for
-from tests.launcher.serve.service import Answer, Service, serving
+from tests.launcher.serve.service import SLOW_LOOK, Answer, Service, serving
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND", "FOO")
 PLACES = sorted({route.path for route in ROUTES})
@@ -121,13 +121,6 @@ def test_requests_that_wait_for_hosts_do_not_keep_others_waiting(at_the_door: Se
         assert at_the_door.raw("GET", "/api/runs").status == 200
         assert not all(each.done() for each in asked)
     at_the_door.client().post(f"/api/runs/{run}/cancel")
-
-
-SLOW_LOOK = r"""import launcher.serve.children as c
-c.WATCHER = "import os, sys, time; until = time.monotonic() + 60\n" \
-    "if 'checkpoints' in sys.argv: open({go!r} + str(os.getpid()), 'w').close()\n" \
-    "while 'checkpoints' in sys.argv and not os.path.exists({go!r}) and time.monotonic() < until:\n" \
-    "    time.sleep(0.05)\n" + c.WATCHER"""
 
 
 def test_whoever_only_looks_keeps_nobody_from_ending_a_run(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ from launcher.serve.server import listen
 from launcher.serveinstall import argument, argv, plain_path, quoted
 from launcher.servestart import Options
 from tests.launcher.ringctl import RINGCTL, ringctl, wait_for
-from tests.launcher.serve.service import Service, serving
+from tests.launcher.serve.service import SLOW_LOOK, Service, serving
 
 
 def test_it_listens_to_others_only_with_tls_or_behind_a_proxy() -> None:
@@ -112,6 +113,18 @@ def test_its_user_gets_in_again_after_the_database_was_damaged() -> None:
         assert "the database was damaged and begun anew" in (service.folder / "serve.err").read_text()
         run = service.submit(sys.executable, "-c", "pass", prefork=False)
         service.wait_for_state(run, "succeeded")
+
+
+def test_it_ends_without_a_fuss_while_requests_wait_for_hosts(tmp_path: Path) -> None:
+    before = SLOW_LOOK.format(go=str(tmp_path / "go"))
+    with serving(before=before) as service, ThreadPoolExecutor(1) as beside:
+        run = service.submit("true", at=9e9)
+        waits = beside.submit(service.raw, "GET", f"/api/runs/{run}/checkpoints")
+        wait_for(lambda: list(tmp_path.glob("go?*")), "the request to wait")
+        assert service.stop() == 0
+        answer = waits.result()
+        assert (answer.status, answer.json["error"]) == (503, "the service ends")
+        assert "Traceback" not in (service.folder / "serve.err").read_text()
 
 
 def test_a_port_that_is_taken_is_said() -> None:
