@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import shutil
@@ -14,8 +15,12 @@ from launcher import history, push
 from launcher.errors import InputError
 
 MOST_BYTES = 1 << 30  # unpacked
-MOST_FILES = 20_000
+MOST_FILES = 20_000  # and as many folders
+MOST_DEPTH = 64
+MOST_PATH = 1024  # characters
 PIECE = 1 << 20
+COMING = ".coming-"  # what a snapshot is called until all of it is here
+UP = ".removed-"  # and its folders, while it goes
 
 
 def store() -> Path:
@@ -31,13 +36,37 @@ def has(digest: str) -> bool:
 
 
 def remove(digest: str) -> None:
-    shutil.rmtree(folder_of(digest), ignore_errors=True)
+    remove_tree(folder_of(digest))
+
+
+def remove_tree(root: Path) -> None:
+    """All that can be removed of it, however deep it is: each folder is brought up before it is looked into,
+    so that neither a path nor a stack grows."""
+    folders, count, mine = [root], 0, os.urandom(8).hex()
+    while folders:
+        folder = folders.pop()
+        with contextlib.suppress(OSError):
+            for entry in list(os.scandir(folder)):
+                with contextlib.suppress(OSError):
+                    if not entry.is_dir(follow_symlinks=False):
+                        os.unlink(entry.path)
+                    elif folder == root:
+                        folders.append(Path(entry.path))
+                    else:
+                        count += 1
+                        up = root / f"{UP}{mine}-{count}"
+                        os.rename(entry.path, up)
+                        folders.append(up)
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+    with contextlib.suppress(OSError):
+        root.rmdir()
 
 
 def receive(digest: str, packed: BinaryIO) -> None:
     """Unpack a tar, and keep it if it is what its digest says."""
     history.make_folder(store())
-    place = Path(tempfile.mkdtemp(prefix=".coming-", dir=store()))
+    place = Path(tempfile.mkdtemp(prefix=COMING, dir=store()))
     try:
         names = unpack(packed, place)
         if push.snapshot_of(place, names).digest != digest:
@@ -54,12 +83,13 @@ def receive(digest: str, packed: BinaryIO) -> None:
         words = getattr(error, "strerror", None) or str(error)  # not where that is on this machine
         raise InputError(f"the tar cannot be unpacked: {words[:200]}") from None
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        remove_tree(place)
 
 
 def unpack(packed: BinaryIO, place: Path) -> list[str]:
     """Only files and links that stay inside; the names of all of them."""
     names: set[str] = set()
+    folders: set[str] = set()
     size = 0
     with tarfile.open(fileobj=Careful(packed), mode="r:") as tar:  # type: ignore[call-overload]  # reads, seeks
         for count, member in enumerate(tar, start=1):  # folders as well: a small file may hold millions
@@ -74,7 +104,7 @@ def unpack(packed: BinaryIO, place: Path) -> list[str]:
             size += member.size
             if size > MOST_BYTES:
                 raise InputError(f"more than {MOST_BYTES >> 20:,} MB")
-            target = inside(place, name)
+            target = inside(place, name, folders)
             if member.issym():
                 make_link(name, member.linkname, target)
             else:
@@ -109,18 +139,25 @@ def checked_name(name: str) -> str:
         return "."
     if name.startswith("/") or "\0" in name or any(part in ("", ".", "..") for part in parts):
         raise InputError(f"{name[:200]!r}: a path that leaves the folder")
+    if len(parts) > MOST_DEPTH or len(name) > MOST_PATH:
+        raise InputError(f"{name[:200]!r}: deeper than {MOST_DEPTH} folders, or longer than {MOST_PATH:,}")
     return name
 
 
-def inside(place: Path, name: str) -> Path:
-    """Where a file goes, its folders made; never through a link that came before it."""
-    folder = place
-    for part in name.split("/")[:-1]:
-        folder = folder / part
-        if folder.is_symlink():
+def inside(place: Path, name: str, folders: set[str]) -> Path:
+    """Where a file goes, its folders made, which are among `folders` then; never through a link that came
+    before it."""
+    parts = name.split("/")
+    for end in range(1, len(parts)):
+        folder = "/".join(parts[:end])
+        if (place / folder).is_symlink():
             raise InputError(f"{name[:200]}: a path through a link")
-        folder.mkdir(mode=0o700, exist_ok=True)
-    return folder / name.split("/")[-1]
+        if folder not in folders:
+            folders.add(folder)
+            if len(folders) > MOST_FILES:
+                raise InputError(f"more than {MOST_FILES:,} folders")
+            (place / folder).mkdir(mode=0o700)
+    return place / name
 
 
 def make_link(name: str, target: str, path: Path) -> None:

@@ -6,10 +6,13 @@ import contextlib
 import sqlite3
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
-from launcher import database, history, queued, watching
+from launcher import codestore, database, history, queued, watching
+from launcher.model import Inventory
 
 LOST_S = 86400.0  # a run that is lost so long has ended, for want of its lease
+LEFT_S = 3600.0  # what nobody knows is removed when it is so old
 AT_ONCE = 50  # runs in one transaction: nobody waits for long
 PAGES = 2000  # given back in one
 
@@ -21,6 +24,7 @@ KNOWN = """
         ) AS unended,
         EXISTS (SELECT 1 FROM chunks WHERE chunks.run = runs.run) AS recorded
     FROM runs"""
+ALL_RUNS = "SELECT run FROM runs UNION SELECT run FROM queue"
 LOGS = ("chunks", "metrics", "series", "positions")
 LOCKS = ("lock", "recording")  # of who starts or watches a run, and of who writes it down
 
@@ -66,9 +70,33 @@ def forget(chosen: Mapping[str, int], *, logs_only: bool = False) -> list[str]:
                     remove_files(run, keep_work=run in here)
         forgotten += gone
     if not logs_only:
-        queued.remove_unused_code()
+        sweep(LEFT_S)
     give_room_back()
     return forgotten
+
+
+def sweep(age: float) -> None:
+    """What belongs to no run, for whoever was to write its row, or to remove its folder, was killed: its
+    secrets above all. Nothing younger than `age`, for it may be on its way."""
+    before = time.time() - age
+    names = [path.name for path in queued.folder("x").parent.glob("*") if is_older(path, before)]
+    nothing: set[str] | None = None  # the database is not there, or was damaged: that tells nothing of runs
+    known = history.ask(lambda db: {row["run"] for row in db.execute(ALL_RUNS)}, nothing)
+    for run in names:
+        if known is not None and run not in known and not queued.is_launching(run) and not is_busy(run):
+            queued.remove_folder(run, keep_work=may_have_been_here(run))
+    for path in codestore.store().glob(f"{codestore.COMING}*"):
+        if is_older(path, before):
+            codestore.remove_tree(path)
+    queued.remove_unused_code()
+
+
+def is_older(path: Path, moment: float) -> bool:
+    """Whether it is a folder that nothing has come to since then."""
+    try:
+        return path.is_dir() and path.stat().st_mtime <= moment
+    except OSError:  # it has just gone
+        return False
 
 
 def is_had(run: str, held: contextlib.ExitStack) -> bool:
@@ -113,6 +141,12 @@ def was_here(run: str) -> bool:
     """Whether its ranks ran on this machine, where they may have written results beside their code."""
     record = history.read(run)
     return record is not None and any(host.local for host in (*record.hosts, *record.former))
+
+
+def may_have_been_here(run: str) -> bool:
+    """The same of one that is forgotten, by what its launch was told."""
+    told = history.read_as(Inventory, queued.folder(run) / "inventory.json")
+    return told is None or any(host.local for host in told.hosts)
 
 
 def give_room_back() -> None:

@@ -4,14 +4,14 @@ table of routes (routes.py) names."""
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import json
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 
-from anyio import CapacityLimiter, to_thread
+from anyio import to_thread
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
@@ -20,7 +20,7 @@ from starlette.routing import Route as Path
 from starlette.types import Receive, Scope, Send
 
 from launcher.errors import RingctlError
-from launcher.serve import limits
+from launcher.serve import limits, pages
 from launcher.serve.auth import Who
 from launcher.serve.call import Answer, Call, Refused, refusal
 from launcher.serve.routes import PATHS, ROUTES, Param, Route
@@ -52,22 +52,33 @@ def make_app(service: Service) -> Starlette:
     paths: dict[str, dict[str, Route]] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method] = route
-    patient = CapacityLimiter(limits.MOST_SLOW)
-    gates = [Path(path, Gate(service, by_method, patient)) for path, by_method in paths.items()]
-    app = Starlette(routes=gates, exception_handlers={404: not_found})
+    hands = limits.Hands()
+    gates = [Path(path, Gate(service, by_method, hands)) for path, by_method in paths.items()]
+    app = Starlette(routes=gates, exception_handlers={404: functools.partial(not_found, service)})
     app.router.redirect_slashes = False
     return app
 
 
-async def not_found(_request: Request, _error: Exception) -> Response:
+async def not_found(service: Service, request: Request, _error: Exception) -> Response:
+    """Said to those alone who would be told more elsewhere, and not without end."""
+    try:
+        refuse_strange_host(service, request)
+        if not service.requests.of(client_of(request)).take():
+            raise too_many()
+    except Refused as refused:
+        return response(refused.answer())
     return response(Refused(404, "there is nothing at this address", "GET /openapi.json lists all").answer())
+
+
+def client_of(request: Request) -> str:
+    return request.client.host if request.client else ""
 
 
 class Gate:
     """One path: an ASGI application that lets through only what the table declares."""
 
-    def __init__(self, service: Service, routes: Mapping[str, Route], patient: CapacityLimiter) -> None:
-        self.service, self.routes, self.patient = service, routes, patient
+    def __init__(self, service: Service, routes: Mapping[str, Route], hands: limits.Hands) -> None:
+        self.service, self.routes, self.hands = service, routes, hands
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -77,6 +88,10 @@ class Gate:
             return
         except (Refused, RingctlError) as error:
             answer = self.refused(error)
+        except asyncio.CancelledError:
+            if not self.service.ending:
+                raise
+            answer = Refused(503, "the service ends", "ask again when it is there again").answer()
         except Exception:
             log.exception("%r %r", request.method, request.url.path)
             answer = Refused(
@@ -111,27 +126,42 @@ class Gate:
         elif route.body is not None:
             body = await read_json(request, route.body, route.may_be_empty)
         call = Call(self.service, who, request.path_params, query, body, lower_headers(request), incoming)
-        if inspect.iscoroutinefunction(route.handler):
-            found = await route.handler(call)
-        else:
-            limiter = self.patient if route.slow else None
-            found = await to_thread.run_sync(route.handler, call, limiter=limiter)
+        found = await self.found(route, call)
         return found if isinstance(found, Answer) else Answer(found)
+
+    async def found(self, route: Route, call: Call) -> Any:
+        if inspect.iscoroutinefunction(route.handler):
+            return await route.handler(call)
+        if not route.slow:
+            return await to_thread.run_sync(route.handler, call)
+        user, work = call.who.name if call.who else "", functools.partial(route.handler, call)
+        if route.method != "GET":
+            return await self.hands.change(user, work)
+        try:
+            return await self.hands.read(user, work)
+        except limits.Busy:
+            raise Refused(
+                429,
+                f"{limits.MOST_READS_EACH} of your requests wait for hosts already",
+                "ask again when they are answered",
+                {"Retry-After": "2"},
+            ) from None
 
     async def who(self, request: Request, route: Route) -> Who | None:
         """Whoever asks, if they may; a client that guesses has to wait."""
-        client = request.client.host if request.client else ""
+        client, opens = client_of(request), route.handler is pages.login
         credentials = self.service.credentials
-        shown = credentials.shown(request.headers.get("authorization", ""), cookies(request))
+        shown = credentials.shown(lower_headers(request))
         if route.role is None and not shown:
-            if not self.service.requests.of(client).take():
+            # Others at the same address, who may ask for anything else, keep nobody from signing in.
+            if not (self.service.logins if opens else self.service.requests).of(client).take():
                 raise too_many()
             return None
         who = credentials.remembered(shown) if shown else None
         if who is None and shown:
             who = await run_in_threadpool(credentials.look_up, shown)
         if who is None:
-            if not self.service.failures.of(client).take():
+            if not (self.service.logins if opens else self.service.failures).of(client).take():
                 raise too_many()  # which does not keep out whoever has a token, at the same address
             if route.role is None:
                 return None
@@ -179,15 +209,9 @@ def refuse_other_pages(request: Request) -> None:
         raise Refused(403, "a cookie alone may not change anything", "programs use a token")
 
 
-def cookies(request: Request) -> dict[str, str]:
-    try:
-        return {name: each.value for name, each in SimpleCookie(request.headers.get("cookie", "")).items()}
-    except CookieError:
-        return {}
-
-
 def lower_headers(request: Request) -> dict[str, str]:
-    return {key.lower(): value for key, value in request.headers.items()}
+    found = {key.lower(): value for key, value in request.headers.items()}
+    return {**found, "cookie": "; ".join(request.headers.getlist("cookie"))}  # a proxy may have split them
 
 
 def refuse_strange_path(request: Request) -> None:

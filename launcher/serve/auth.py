@@ -11,6 +11,7 @@ import re
 import secrets
 import sqlite3
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -78,6 +79,20 @@ def add_token(name: str, role: Role) -> str:
 
     database.write(history.file(), work)
     return secret
+
+
+def own_token() -> sqlite3.Row | None:
+    """The row of the service's own."""
+    return next((row for row in token_rows() if row["name"] == OWN), None)
+
+
+def put_back_own(row: sqlite3.Row) -> bool:
+    """Whether it had gone, and is there again: a damaged database is put aside, with all that was in it."""
+    if own_token() is not None:
+        return False
+    sql = "INSERT OR IGNORE INTO tokens(name, hash, role, created) VALUES (?, ?, ?, ?)"
+    values = (row["name"], row["hash"], row["role"], row["created"])
+    return database.write(history.file(), lambda db: db.execute(sql, values).rowcount) > 0
 
 
 def remove_token(name: str) -> None:
@@ -171,6 +186,12 @@ def end_session(secret: str) -> None:
     database.write(history.file(), lambda db: db.execute(sql, (key,)))
 
 
+def read_cookies(header: str) -> dict[str, str]:
+    """All of them, whatever is in those of other programs, which a browser sends along: it knows no ports."""
+    pairs = (part.partition("=") for part in header.split(";"))
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
 class Credentials:
     """Who a request is from. What was found is believed for a moment, for a page asks often."""
 
@@ -181,11 +202,13 @@ class Credentials:
         self.cookie = cookie  # its name
         self._known: dict[tuple[str, str], tuple[float, Who]] = {}
 
-    def shown(self, authorization: str, cookies: dict[str, str]) -> tuple[str, str] | None:
+    def shown(self, headers: Mapping[str, str]) -> tuple[str, str] | None:
         """(kind, secret) that a request carries; a token goes before a cookie."""
+        authorization = headers.get("authorization", "")
         scheme, _, token = authorization.partition(" ")
         if authorization:
             return ("bearer", token.strip()) if scheme.lower() == "bearer" else ("bearer", "")
+        cookies = read_cookies(headers.get("cookie", ""))
         return ("session", cookies[self.cookie]) if self.cookie in cookies else None
 
     def remembered(self, shown: tuple[str, str]) -> Who | None:

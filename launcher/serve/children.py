@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,9 @@ from launcher.errors import RingctlError
 from launcher.serve.call import Refused
 from launcher.watching import WATCHER
 
-MOST = threading.BoundedSemaphore(4)  # at once: each is a Python, and most open connections
+LOOKING = ("checkpoints", "preflight")  # what changes nothing
+# At once: each is a Python, and most open connections. Those that look have none of the others' places.
+LOOKS, CHANGES = threading.BoundedSemaphore(4), threading.BoundedSemaphore(12)
 
 
 @dataclass(frozen=True)
@@ -54,21 +58,63 @@ class Done:
 
 
 def ringctl(*args: str, seconds: float = 120.0, folder: Path | None = None) -> Done:
-    """Run it to its end, in a session of its own: should we be killed, it goes on."""
-    if not MOST.acquire(timeout=30.0):
+    """Run it to its end, in a session of its own: should we be killed, it goes on. Whoever wants to see what
+    somebody else is just being shown gets the same."""
+    if args[0] not in LOOKING:
+        return alone(CHANGES, args, seconds, folder)
+    key, mine = (seconds, folder, *args), Future[Done]()
+    theirs = under_way.setdefault(key, mine)
+    if theirs is not mine:
+        return theirs.result()
+    try:
+        mine.set_result(alone(LOOKS, args, seconds, folder))
+    except BaseException as error:
+        mine.set_exception(error)
+    finally:
+        under_way.pop(key, None)
+    return mine.result()
+
+
+under_way: dict[tuple[object, ...], Future[Done]] = {}  # looks, each with those who wait for it
+
+
+def alone(
+    hands: threading.BoundedSemaphore, args: Sequence[str], seconds: float, folder: Path | None
+) -> Done:
+    if not hands.acquire(timeout=30.0):
         raise Refused(429, "the service is busy with other requests", "try again in a moment")
     try:
-        done = subprocess.run(
+        with subprocess.Popen(
             [sys.executable, "-c", WATCHER, "--no-input", *args],
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=seconds,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             start_new_session=True,
             cwd=folder,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise RingctlError(f"ringctl {args[0]} took longer than {seconds:.0f} s and was ended") from None
+        ) as process:
+            return waited_for(process, args[0], seconds)
     finally:
-        MOST.release()
-    return Done(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+        hands.release()
+
+
+def waited_for(process: subprocess.Popen[bytes], what: str, seconds: float) -> Done:
+    if what == "checkpoints":  # not a preflight: that it was ended would be noted as what it found
+        looks.add(process)
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise RingctlError(f"ringctl {what} took longer than {seconds:.0f} s and was ended") from None
+    finally:
+        looks.discard(process)
+        if process.returncode is None:
+            process.kill()
+    return Done(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
+
+
+looks: set[subprocess.Popen[bytes]] = set()
+
+
+def end_looks() -> None:
+    """Nobody waits for what they would show any more. Whatever changes something comes to its end."""
+    for process in list(looks):
+        process.kill()

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
+from anyio import CapacityLimiter, to_thread
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MOST_BODY = 1 << 20
@@ -21,8 +22,15 @@ MOST_CONNECTIONS = 256
 MOST_HANDSHAKES = 64  # besides them
 MOST_STREAMS = 128
 MOST_STREAMS_EACH = 64  # of one user: nobody keeps all others out
-MOST_SLOW = 8  # requests at once that wait for hosts: the others' threads are not theirs
+# Requests at once that wait for hosts: the others' threads are not theirs. Whoever only looks never keeps
+# anybody from ending a run.
+MOST_READS = 8
+MOST_READS_EACH = 2  # of one user
+MOST_CHANGES = 12
+MOST_CHANGES_EACH = 4
 MOST_HEAD = 16 << 10
+
+T = TypeVar("T")
 
 
 class Bucket:
@@ -61,12 +69,44 @@ class Buckets:
         return bucket
 
 
+class Busy(Exception):
+    """One user waits for hosts too often at once."""
+
+
+class Hands:
+    """The threads of requests that wait for hosts: some for looking, others for changing something, and of
+    each no more than some for one user. Made in the event loop, and used there alone."""
+
+    def __init__(self) -> None:
+        self._reading, self._changing = CapacityLimiter(MOST_READS), CapacityLimiter(MOST_CHANGES)
+        self._reads: Counter[str] = Counter()
+        self._changes: dict[str, CapacityLimiter] = {}
+
+    async def read(self, user: str, work: Callable[[], T]) -> T:
+        """Raises Busy: a page that looks can look again."""
+        if self._reads[user] >= MOST_READS_EACH:
+            raise Busy
+        self._reads[user] += 1
+        try:
+            return await to_thread.run_sync(work, limiter=self._reading)
+        finally:
+            self._reads[user] -= 1
+            if not self._reads[user]:
+                del self._reads[user]
+
+    async def change(self, user: str, work: Callable[[], T]) -> T:
+        """Waits for the user's turn: whoever ends ten runs at once means all of them."""
+        async with self._changes.setdefault(user, CapacityLimiter(MOST_CHANGES_EACH)):
+            return await to_thread.run_sync(work, limiter=self._changing)
+
+
 class Listener(socket.socket):
     """Also counts connections that do not speak HTTP yet, for want of a TLS handshake: nobody else knows of
     them. When there are too many, the oldest goes first."""
 
     def __init__(self, family: int) -> None:
-        super().__init__(family, socket.SOCK_STREAM)
+        # By its name: only then asyncio sends answers at once (TCP_NODELAY), and nobody waits for an ACK.
+        super().__init__(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._shaking: dict[int, socket.socket] = {}
 
     def accept(self) -> tuple[socket.socket, Any]:

@@ -7,6 +7,7 @@ import functools
 import logging
 import signal
 import socket
+import sqlite3
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,12 +15,20 @@ from types import FrameType
 
 import uvicorn
 
-from launcher.errors import InputError
-from launcher.serve import limits
+from launcher import pruning
+from launcher.errors import InputError, RingctlError
+from launcher.serve import auth, children, limits
 from launcher.serve.app import make_app
 from launcher.serve.service import Service, Settings
 from launcher.serve.stream import Live
 
+log = logging.getLogger("ringctl.serve")
+
+OWN_S = 2.0  # how often it looks whether its own token is still known
+LOST = (
+    "the database was damaged and begun anew: tokens, links, the queue and earlier runs are gone from it; "
+    "what was there is beside it. ringctl serve link opens the page, ringctl serve token add makes tokens"
+)
 END_S = 3  # for requests that are being answered when it is to end
 
 
@@ -46,6 +55,7 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
+        self.service.ending = True
         self.service.live.close_soon()
 
 
@@ -98,21 +108,45 @@ async def serve(
     service = Service(settings)
     service.live = Live(service)
     server = Server(config_for(make_app(service), listening, listener), service)
+    sweep()
     service.keeper.start()
     service.check_first()
-    told = asyncio.create_task(tell(server, ready))
+    beside = [asyncio.create_task(tell(server, ready)), asyncio.create_task(keep_own_token())]
     try:
         await server.serve(sockets=[listener])
     finally:
-        told.cancel()
+        for task in beside:
+            task.cancel()
         service.live.close()
+        children.end_looks()
         await asyncio.to_thread(service.keeper.stop)
+
+
+def sweep() -> None:
+    """What was left behind when we were killed. Nobody else hands in runs or code meanwhile."""
+    try:
+        pruning.sweep(0.0)
+    except (RingctlError, OSError) as error:
+        log.warning("what belongs to no run could not be removed: %s", error)
 
 
 async def tell(server: Server, ready: Callable[[], None]) -> None:
     while not server.started:
         await asyncio.sleep(0.01)
     ready()
+
+
+async def keep_own_token() -> None:
+    """Whoever has this account gets in also after the database was damaged, and begun anew by whoever saw it
+    first: else the service would be there, and closed to all."""
+    own = await asyncio.to_thread(auth.own_token)
+    while own is not None:
+        await asyncio.sleep(OWN_S)
+        try:
+            if await asyncio.to_thread(auth.put_back_own, own):
+                log.error("%s", LOST)
+        except (RingctlError, sqlite3.Error) as error:  # such as a full disk: the next look may do better
+            log.error("its own token: %s", error)
 
 
 def run(

@@ -49,9 +49,11 @@ class Service:
         self.credentials = Credentials(settings.cookie)
         self.requests = Buckets(burst=400, rate=100)
         self.failures = Buckets(burst=60, rate=2)
+        self.logins = Buckets(burst=100, rate=10)
         self.keeper = Keeper(
             settings.inventory, lambda batch: self.live.batch(batch), lambda run: self.live.changed(run)
         )
+        self.ending = False  # it was told to
         self.checking = threading.Lock()  # held while a preflight runs
 
     def still_may(self, call: Call) -> bool:
@@ -61,8 +63,7 @@ class Service:
 
     def shown(self, call: Call) -> tuple[str, str] | None:
         """What a request carries: (kind, secret)."""
-        cookies = dict(part.strip().partition("=")[::2] for part in call.headers.get("cookie", "").split(";"))
-        return self.credentials.shown(call.headers.get("authorization", ""), cookies)
+        return self.credentials.shown(call.headers)
 
     def where_args(self) -> list[str]:
         """Our hosts, as the command line names them."""

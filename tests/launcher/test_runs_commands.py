@@ -331,3 +331,22 @@ def test_what_a_service_kept_of_a_run_goes_with_it() -> None:
     assert not queued.folder("old").exists()
     assert queued.work_folder("new").is_dir()
     assert [path.name for path in codestore.store().iterdir()] == [code.name]
+
+
+def test_what_was_left_when_a_prune_or_an_upload_was_killed_goes_with_the_next_one() -> None:
+    queued.add("known", "me", queued.Submission(("true",), secrets={"KEY": "a"}))
+    for run in ("left", "coming", "starts"):
+        queued.write_secrets(run, {"KEY": "to be removed"})
+    queued.work_folder("left").mkdir()
+    (queued.work_folder("left") / "result").touch()
+    for name in (".coming-old", ".coming-new"):
+        (codestore.store() / name / "deep").mkdir(parents=True)
+    for path in (queued.folder("known"), queued.folder("left"), codestore.store() / ".coming-old"):
+        os.utime(path, (0, 0))
+    with queued.lock("starts"):
+        os.utime(queued.folder("starts"), (0, 0))
+        pruning.forget({})
+    secrets = {path.parent.name for path in queued.folder("x").parent.glob("*/secrets.env")}
+    assert secrets == {"known", "coming", "starts"}
+    assert (queued.work_folder("left") / "result").exists(), "its ranks may have written that"
+    assert [path.name for path in codestore.store().iterdir()] == [".coming-new"]

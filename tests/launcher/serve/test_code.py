@@ -135,6 +135,44 @@ def test_a_tar_of_countless_folders_or_names_is_refused() -> None:
         codestore.receive("0" * 64, io.BytesIO((name.tobuf() + b"a" * 512) * 3000))
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        [f"{i}/" + "a/" * 1900 + "x" for i in range(3)],
+        ["a/" * codestore.MOST_DEPTH + "x"],
+        ["a" * 200 + "/" + "/".join(["b" * 200] * 5)],
+    ],
+    ids=["abyss", "deep", "long"],
+)
+def test_a_few_names_do_not_become_folders_without_end(names: list[str]) -> None:
+    with pytest.raises(InputError, match="deeper than"):
+        codestore.receive("0" * 64, packed(*(("file", name, b"") for name in names)))
+    assert list(codestore.store().iterdir()) == []
+
+
+def test_folders_are_counted_as_files_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codestore, "MOST_FILES", 100)
+    with pytest.raises(InputError, match="more than 100 folders"):
+        codestore.receive("0" * 64, packed(*(("file", f"{i}/" + "a/" * 50 + "x", b"") for i in range(3))))
+    assert list(codestore.store().iterdir()) == []
+
+
+def test_what_is_too_deep_for_others_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codestore, "MOST_DEPTH", 10_000)  # as it was before there was a limit
+    monkeypatch.setattr(codestore, "MOST_PATH", 10_000)
+    place, kept = tmp_path / "abyss", tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").touch()
+    place.mkdir()
+    codestore.unpack(
+        packed(("link", "out", "a"), *(("file", "a/" * n + "x", b"") for n in (1, 5, 1800))), place
+    )
+    (place / "a" / "elsewhere").symlink_to(kept)
+    codestore.remove_tree(place)
+    assert not place.exists()
+    assert (kept / "file").exists()
+
+
 def test_a_run_whose_code_has_not_come_is_refused(at_the_door: Service) -> None:
     answer = at_the_door.raw("POST", "/api/submit", b'{"command": ["x"], "code": "%s"}' % (b"a" * 64))
     assert (answer.status, answer.json["error"]) == (409, "its code is not here")

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import re
 import socket
+import sys
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher.serve import limits
+from launcher.serve import auth, limits
 from launcher.serve.routes import ROUTES
 from tests.launcher.ringctl import ringctl, wait_for
-from tests.launcher.serve.service import Answer, Service, serving
+from tests.launcher.serve.service import SLOW_LOOK, Answer, Service, serving
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND", "FOO")
 PLACES = sorted({route.path for route in ROUTES})
@@ -120,6 +123,35 @@ def test_requests_that_wait_for_hosts_do_not_keep_others_waiting(at_the_door: Se
     at_the_door.client().post(f"/api/runs/{run}/cancel")
 
 
+def test_whoever_only_looks_keeps_nobody_from_ending_a_run(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    with serving(before=SLOW_LOOK.format(go=str(go))) as service, ThreadPoolExecutor(20) as many:
+        try:
+            run = service.submit(sys.executable, "-c", "import time; time.sleep(300)", prefork=False)
+            others = [service.submit("true", at=9e9) for _ in range(5)]
+            readers = [auth.add_token(f"reader{i}", "read") for i in range(5)]
+
+            def look(which: str, token: str) -> Answer:
+                return service.raw("GET", f"/api/runs/{which}/checkpoints", token=token)
+
+            asked = [many.submit(look, *pair) for pair in zip(others, readers, strict=True) for _ in range(4)]
+            refused = wait_for(
+                lambda: len(done := [each.result() for each in asked if each.done()]) == 10 and done,
+                "all but two of each to be refused",
+            )
+            assert {answer.status for answer in refused} == {429}
+            assert "2 of your requests wait for hosts" in refused[0].json["error"]
+            service.wait_for_state(run, "running")
+            assert service.raw("POST", f"/api/runs/{run}/stop", b"{}").status == 200
+            service.wait_for_state(run, "stopped")
+            wait_for(lambda: len(list(tmp_path.glob("go?*"))) == 4, "all hands that look to be busy")
+            assert sum(each.done() for each in asked) == 10, "they still wait"
+        finally:
+            go.touch()
+        assert all(each.result().status != 500 for each in asked)
+        assert len(list(tmp_path.glob("go?*"))) < 10, "those who look at the same run share one child"
+
+
 def test_tokens_are_kept_as_hashes(at_the_door: Service) -> None:
     token = ringctl("serve", "token", "add", "hashed").stdout.strip()
     kept = b"".join(path.read_bytes() for path in (at_the_door.folder / "ringctl").glob("history.db*"))
@@ -151,6 +183,44 @@ def test_a_link_opens_the_page_once(at_the_door: Service) -> None:
     assert at_the_door.raw("GET", "/", token=None).status == 401
     assert at_the_door.raw("GET", "/", headers={"Cookie": cookie}, token=None).status == 200
     assert at_the_door.raw("GET", "/api/runs", headers={"Cookie": cookie}, token=None).status == 200
+
+
+# However slow the machine is, buckets do not fill again while they are emptied.
+NO_REFILL = (
+    "import launcher.serve.service as s; B = s.Buckets; s.Buckets = lambda burst, rate: B(burst, 0.01)"
+)
+
+
+def test_a_link_opens_the_page_whatever_others_at_the_address_ask_for() -> None:
+    with serving(before=NO_REFILL) as service:
+        end = http.client.HTTPConnection("127.0.0.1", service.port)
+
+        def ask(path: str, cookie: str) -> int:
+            end.request("GET", path, headers={"Cookie": cookie} if cookie else {})
+            answer = end.getresponse()
+            answer.read()
+            return answer.status
+
+        old = f"ringctl_{service.port}=old"
+        for path, cookie in (("/healthz", ""), ("/", old)):
+            assert 429 in (ask(path, cookie) for _ in range(500)), f"{path} without end"
+        assert ask("/nothing/here", "") == 429
+        assert ask(service.link.removeprefix(service.url), old) == 303
+        assert ask(f"/login?key={auth.make_key('read', 'me')}", "") == 303
+        assert 429 in (ask("/login?key=guessed", "") for _ in range(500))
+        end.close()
+
+
+@pytest.mark.parametrize(
+    "other", ['prefs={"theme":"dark"}', "x=a b c", "last=Zo\xeb", "=1", 'a"b=1', "bare", ""]
+)
+def test_cookies_of_other_programs_do_not_matter(other: str, at_the_door: Service) -> None:
+    cookie = sign_in(at_the_door)
+    for both in (f"{other}; {cookie}", f"{cookie}; {other}"):
+        assert at_the_door.raw("GET", "/api/me", headers={"Cookie": both}, token=None).status == 200
+    headers = {"Cookie": f"{other}; {cookie}", "Origin": at_the_door.url}
+    assert at_the_door.raw("POST", "/logout", b"{}", headers, token=None).json == {"signed_out": True}
+    assert at_the_door.raw("GET", "/api/me", headers={"Cookie": cookie}, token=None).status == 401
 
 
 def test_a_cookie_changes_something_only_for_our_own_page(at_the_door: Service) -> None:
@@ -301,7 +371,7 @@ def test_only_a_request_that_calls_us_by_our_name_is_answered(at_the_door: Servi
         f"user@127.0.0.1:{port}",
         "",
     ):
-        for place in ("/healthz", "/", "/api/runs", "/login?key=x"):
+        for place in ("/healthz", "/", "/api/runs", "/login?key=x", "/nothing/here"):
             assert at_the_door.raw("GET", place, headers={"Host": strange}).status == 421, strange
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -12,20 +13,22 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from launcher import client
+from launcher import client, codestore, history, queued
 from launcher.ask import Where
 from launcher.cli_submit import parse_at
 from launcher.errors import HostError, InputError
 from launcher.serve import limits
 from launcher.serve.origin import names_of
+from launcher.serve.server import listen
 from launcher.serveinstall import argument, argv, plain_path, quoted
 from launcher.servestart import Options
 from tests.launcher.ringctl import RINGCTL, ringctl, wait_for
-from tests.launcher.serve.service import Service, serving
+from tests.launcher.serve.service import SLOW_LOOK, Service, serving
 
 
 def test_it_listens_to_others_only_with_tls_or_behind_a_proxy() -> None:
@@ -64,6 +67,64 @@ def test_nothing_is_sent_to_whoever_has_the_port_of_a_service_that_was_killed() 
             with pytest.raises(BlockingIOError):
                 other.accept()
         assert service.start().client().get("/healthz")["ok"] is True
+
+
+def test_what_a_killed_service_left_is_removed_when_it_starts_again() -> None:
+    with serving() as service:
+        known = service.submit("true", at=9e9, secrets={"KEY": "a"})
+        service.kill()
+        queued.write_secrets("20260101-000000-abcd", {"KEY": "of a run that is forgotten"})
+        (codestore.store() / ".coming-x" / "half").mkdir(parents=True)
+        service.start()
+        assert [path.parent.name for path in queued.folder("x").parent.glob("*/secrets.env")] == [known]
+        assert list(codestore.store().iterdir()) == []
+
+
+def test_answers_do_not_wait_for_the_client_to_have_got_their_head() -> None:
+    async def is_sent_at_once() -> bool:
+        made: asyncio.Future[asyncio.BaseTransport] = asyncio.get_running_loop().create_future()
+
+        class Accepted(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                made.set_result(transport)
+
+        listener = listen("127.0.0.1", 0)
+        server = await asyncio.get_running_loop().create_server(Accepted, sock=listener)
+        _, writer = await asyncio.open_connection(*listener.getsockname())
+        transport = await asyncio.wait_for(made, 10)
+        end = transport.get_extra_info("socket")
+        found = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        for each in (writer, transport, server):
+            each.close()
+        await server.wait_closed()
+        return bool(found)
+
+    assert asyncio.run(is_sent_at_once())
+
+
+def test_its_user_gets_in_again_after_the_database_was_damaged() -> None:
+    with serving() as service:
+        with open(history.file(), "r+b") as file:
+            file.write(os.urandom(4096))
+        for beside in ("-wal", "-shm"):
+            history.file().with_name(f"history.db{beside}").unlink(missing_ok=True)
+        wait_for(lambda: list(history.home().glob("history.db?*damaged*")), "somebody to see it")
+        wait_for(lambda: service.raw("GET", "/api/runs").status == 200, "its user to get in")
+        assert "the database was damaged and begun anew" in (service.folder / "serve.err").read_text()
+        run = service.submit(sys.executable, "-c", "pass", prefork=False)
+        service.wait_for_state(run, "succeeded")
+
+
+def test_it_ends_without_a_fuss_while_requests_wait_for_hosts(tmp_path: Path) -> None:
+    before = SLOW_LOOK.format(go=str(tmp_path / "go"))
+    with serving(before=before) as service, ThreadPoolExecutor(1) as beside:
+        run = service.submit("true", at=9e9)
+        waits = beside.submit(service.raw, "GET", f"/api/runs/{run}/checkpoints")
+        wait_for(lambda: list(tmp_path.glob("go?*")), "the request to wait")
+        assert service.stop() == 0
+        answer = waits.result()
+        assert (answer.status, answer.json["error"]) == (503, "the service ends")
+        assert "Traceback" not in (service.folder / "serve.err").read_text()
 
 
 def test_a_port_that_is_taken_is_said() -> None:
