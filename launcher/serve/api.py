@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from launcher import __version__, ask, codestore, history, listing, pruning, queued, redact, tape
+from launcher import __version__, ask, codestore, history, listing, pruning, queued, redact, schedule, tape
 from launcher import report as reports
 from launcher.errors import InputError, RingctlError
 from launcher.inventory import variable_problem
@@ -195,8 +195,9 @@ def mine(call: Call) -> dict[str, Any]:
 def stop(call: Call) -> dict[str, Any]:
     run = mine(call)["run"]
     if not is_cancelled(call, run):
-        grace = float(call.body.get("grace", 5.0))
-        done = ringctl("stop", run, "--json", "--grace", str(grace), seconds=grace + STOP_S)
+        grace, keeper = float(call.body.get("grace", 5.0)), call.service.keeper
+        with keeper.stopping(run, grace + STOP_S):
+            done = ringctl("stop", run, "--json", "--grace", str(grace), seconds=grace + STOP_S)
         done.json()
         if done.code not in (0, 1):
             raise done.refusal()
@@ -240,19 +241,20 @@ def restart(call: Call) -> dict[str, Any]:
         needed = {host.host: len(host.ranks) for host in record.plan.hosts}
     else:
         needed = {host.name: host.slots for host in record.inventory.hosts}
+    wish = schedule.Taken(run, needed, user=row["user"])
     with keeper.giving:
         refuse_taken(call, run, needed)
-        keeper.reserved[run] = needed
+        held = keeper.reserve(wish)
     try:
         more = ["--world", str(int(world))] if world is not None else ["--grow"] if grow else []
         more += ["--i-know"] if call.body.get("i_know") else []
         folder = code_folder(run, record.options.workdir)
-        done = ringctl("restart", run, "--detach", "--json", *more, seconds=300.0, folder=folder)
+        done = ringctl("restart", run, "--detach", "--json", *more, seconds=300.0, folder=folder, held=held)
+        if keeper.is_stopping(run):
+            raise Refused(409, f"somebody has stopped run {run} meanwhile", "start it again")
         done.json()
     finally:
-        keeper.look_for_runs()
-        keeper.reserved.pop(run, None)
-        keeper.wake()
+        keeper.release(run)
     return known(call, listing.row(run))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from launcher.errors import RingctlError
 from launcher.serve.call import Refused
+from launcher.serve.reserving import Reservation
 from launcher.watching import WATCHER
 
 MOST = threading.BoundedSemaphore(4)  # at once: each is a Python, and most open connections
@@ -40,22 +41,33 @@ class Done:
         return Refused(status, error, " ".join(line.strip() for line in lines[start + 1 : start + 3]))
 
 
-def ringctl(*args: str, seconds: float = 120.0, folder: Path | None = None) -> Done:
-    """Run it to its end, in a session of its own: should we be killed, it goes on."""
+def ringctl(
+    *args: str, seconds: float = 120.0, folder: Path | None = None, held: Reservation | None = None
+) -> Done:
+    """Run it to its end, in a session of its own: should we be killed, it goes on, and what is `held` with
+    it."""
     if not MOST.acquire(timeout=30.0):
         raise Refused(429, "the service is busy with other requests", "try again in a moment")
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             [sys.executable, "-c", WATCHER, "--no-input", *args],
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=seconds,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             start_new_session=True,
             cwd=folder,
-            check=False,
+            pass_fds=[held.descriptor] if held and held.descriptor is not None else [],
         )
+        with process:
+            try:
+                if held:
+                    held.begun(process)
+                out, err = process.communicate(timeout=seconds)
+            except BaseException:
+                process.kill()
+                raise
     except subprocess.TimeoutExpired:
         raise RingctlError(f"ringctl {args[0]} took longer than {seconds:.0f} s and was ended") from None
     finally:
         MOST.release()
-    return Done(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+    return Done(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -25,8 +25,10 @@ from launcher.fanout import fan_out
 from launcher.model import Inventory
 from launcher.queued import Queued
 from launcher.run import SLOTS_TAKEN
+from launcher.serve import reserving
 from launcher.serve.call import Refused
 from launcher.serve.children import ringctl
+from launcher.serve.reserving import Reservation
 from launcher.transport import Pool
 
 if TYPE_CHECKING:
@@ -72,12 +74,14 @@ class Keeper:
         self.hosts: Mapping[str, Seen] = {host.name: Seen() for host in inventory.hosts}
         self.recorders: dict[str, tuple[Recorder, threading.Thread]] = {}
         self._filling: set[str] = set()  # of those, runs that are over, and have no slots
-        self.reserved: dict[str, Mapping[str, int]] = {}  # slots of runs that are being started again
+        self.reserved: dict[str, Reservation] = {}  # slots of runs that are being started again
+        self._stopping: list[str] = []  # runs that nobody may start again meanwhile
         self.giving = threading.RLock()  # whoever gives slots away, or takes them
         self._launches: dict[str, subprocess.Popen[bytes]] = {}
         self._held: dict[str, float] = {}  # until when runs are not tried again, and say why
         self._ending: set[str] = set()  # runs that were cancelled while they started
         self._stop = threading.Event()
+        self._looking = threading.Lock()
         self._wake = threading.Event()
         self._ask_now = threading.Event()
         self._looked = 0.0
@@ -91,6 +95,7 @@ class Keeper:
         ]
 
     def start(self) -> None:
+        self.reserved = {each.taken.run: each for each in reserving.left()}
         self.look_for_runs()
         for thread in self._threads:
             thread.start()
@@ -130,6 +135,7 @@ class Keeper:
         woken = self._wake.is_set()
         self._wake.clear()
         self.look_at_launches()
+        self.look_at_restarts()
         if self._launches:
             self.look_for_runs()  # what begins is heard from its first line on
         if woken or time.monotonic() - self._looked > LOOK_S:
@@ -250,6 +256,60 @@ class Keeper:
                 os.kill(row.pid, signal.SIGINT)  # as Ctrl-C: it ends by itself what it has started
         return True
 
+    # --- starting again ---
+
+    def reserve(self, taken: schedule.Taken) -> Reservation:
+        """Slots that were found free, for a run that is started again; by whoever holds `giving`."""
+        if taken.run in self._stopping:
+            raise Refused(409, f"run {taken.run} is being stopped at this moment", "try again")
+        if taken.run in self.reserved:
+            raise Refused(409, f"run {taken.run} is being started again already", "wait until it has started")
+        self.reserved[taken.run] = reserving.reserve(taken)
+        return self.reserved[taken.run]
+
+    def release(self, run: str) -> None:
+        """Whoever started it again is through with it; else its slots stay taken until that is so."""
+        self.reserved[run].let_go()
+        self.look_at_restarts()
+        self.wake()
+
+    def look_at_restarts(self) -> None:
+        if not self.reserved:
+            return
+        with self.giving:
+            for run, held in list(self.reserved.items()):
+                if held.descriptor is None and not reserving.is_held(run):
+                    self.look_for_runs()  # from here on it has its slots as one that goes on
+                    reserving.remove(run)
+                    del self.reserved[run]
+                    self._wake.set()
+                    self.on_change(run)
+
+    @contextlib.contextmanager
+    def stopping(self, run: str, seconds: float) -> Iterator[None]:
+        """Nobody starts it again meanwhile; whoever is about to is interrupted, and has ended."""
+        with self.giving:
+            self._stopping.append(run)
+            held = self.reserved.get(run)
+        try:
+            if held is not None:
+                self._end_restart(run, held, time.monotonic() + seconds)
+            yield
+        finally:
+            self._stopping.remove(run)
+
+    def _end_restart(self, run: str, held: Reservation, until: float) -> None:
+        interrupted = False
+        while self.reserved.get(run) is held:
+            if time.monotonic() > until:
+                raise Refused(409, f"run {run} is being started again, which does not end", "try again")
+            interrupted = interrupted or held.interrupt()
+            self._wake.set()
+            time.sleep(0.05)
+
+    def is_stopping(self, run: str) -> bool:
+        return run in self._stopping
+
     # --- recording ---
 
     def look_for_runs(self) -> None:
@@ -260,7 +320,9 @@ class Keeper:
             self._gaps_at = time.monotonic() + GAPS_S
         going = recorder.due(gaps=False)
         for run in recorder.due() if gaps else going:
-            if run not in self.recorders and not self._stop.is_set():
+            with self._looking:  # also whoever has just started one looks
+                if run in self.recorders or self._stop.is_set():
+                    continue
                 if run not in going:
                     self._filling.add(run)
                 self._record(run)
@@ -293,15 +355,16 @@ class Keeper:
     # --- slots ---
 
     def own(self) -> list[schedule.Taken]:
-        """The slots of our runs that start or go on; also between two attempts of one."""
-        taken = [
-            schedule.Taken(row.run, row.slots, row.submission.shared, row.user)
-            for row in queued.with_slots(set(self.recorders) - self._filling)
-        ]
-        known = {each.run for each in taken}
-        return taken + [
-            schedule.Taken(run, slots) for run, slots in self.reserved.items() if run not in known
-        ]
+        """The slots of our runs that start or go on; also between two attempts of one, and before one that
+        somebody has asked for."""
+        recorded = set(self.recorders) - self._filling
+        rows = queued.with_slots(recorded)
+        taken = {row.run: schedule.Taken(row.run, row.slots, row.submission.shared, row.user) for row in rows}
+        for run, held in list(self.reserved.items()):
+            before = taken.get(run)
+            slots = most(before.slots if before else {}, held.taken.slots)
+            taken[run] = replace(before or held.taken, slots=slots)
+        return list(taken.values())
 
     def others(self, own: set[str]) -> tuple[schedule.Taken, ...]:
         told = {name: seen.now.runs for name, seen in self.hosts.items() if seen.now is not None}
@@ -404,6 +467,11 @@ class Keeper:
     def asked_before(self, since: float, names: Collection[str]) -> set[str]:
         """Those that were last asked too long ago to give their slots away."""
         return {name for name in names if self.hosts[name].asked < since}
+
+
+def most(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    """By host, the more of both."""
+    return {name: max(one.get(name, 0), other.get(name, 0)) for name in {**one, **other}}
 
 
 def what_to_do(said: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import pytest
 from launcher import history, queued
 from launcher.errors import InputError, RingctlError
 from launcher.inventory import this_machine
-from launcher.serve import keeper
+from launcher.serve import keeper, reserving
 from launcher.serve.children import Done
 from tests.launcher.ringctl import detach, events, lines, ringctl, wait_for
 from tests.launcher.serve.service import Service, serving, stopped
@@ -295,6 +297,50 @@ def test_a_run_is_stopped_and_started_again_by_the_command_line(tmp_path: Path) 
         assert json.loads(ringctl(*by, "status", "--json").stdout)["attempt"] == 2
 
 
+def test_a_run_that_is_being_started_again_keeps_its_slots_whoever_asks_or_is_killed() -> None:
+    with serving(slots=1) as service, ThreadPoolExecutor() as pool:
+        run = service.submit("true", prefork=False)
+        service.wait_for_state(run, "succeeded")
+        first = pool.submit(service.raw, "POST", f"/api/runs/{run}/restart", b"{}")
+        (pid,) = wait_for(lambda: processes("restart", run), "the restart")
+        with stopped(pid):
+            again = service.raw("POST", f"/api/runs/{run}/restart", b"{}")
+            assert (again.status, "being started again already" in again.json["error"]) == (409, True)
+            waiting = service.submit("true", prefork=False)
+            wait_for(lambda: service.row(waiting)["waiting"] == "waiting for 1 slot on here", "the reason")
+            service.kill()
+            assert isinstance(first.exception(timeout=30), OSError | http.client.HTTPException)
+            service.start()
+            other = service.submit("true", prefork=False)
+            wait_for(lambda: service.row(other)["waiting"] == "waiting for 1 slot on here", "a decision")
+            assert service.row(waiting)["state"] == "queued"
+        started = service.wait_for_state(waiting, "succeeded")["started"]
+        assert (service.row(run)["attempt"], service.row(run)["state"]) == (2, "succeeded")
+        assert started > service.row(run)["ended"]
+        assert list(reserving.folder().iterdir()) == []
+
+
+def test_a_run_that_is_stopped_while_it_is_started_again_does_not_go_on(tmp_path: Path) -> None:
+    with serving() as service, ThreadPoolExecutor() as pool:
+        run = held(service, tmp_path / "go", world=1)
+        service.wait_for_state(run, "running")
+        again = pool.submit(service.raw, "POST", f"/api/runs/{run}/restart", b"{}")
+        (pid,) = wait_for(lambda: processes("restart", run), "the restart")
+        with stopped(pid):
+            stop = pool.submit(service.raw, "POST", f"/api/runs/{run}/stop", b"{}")
+            wait_for(lambda: stop.done() or is_interrupted(pid), "the stop")
+        assert (stop.result().status, stop.result().json["state"]) == (200, "stopped")
+        assert again.result().status in (200, 409)
+        assert not processes("restart", run)
+        assert service.row(run)["state"] == "stopped"
+
+
+def is_interrupted(pid: int) -> bool:
+    """Whether a process that is stopped will get SIGINT."""
+    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return bool(int(status["ShdPnd"], 16) & 1 << signal.SIGINT - 1)
+
+
 def test_a_run_that_fails_starts_again_by_itself_and_keeps_its_slots() -> None:
     script = "import os; n = os.environ['RINGCTL_ATTEMPT']; print('attempt', n); exit(n == '1')"
     with serving() as service:
@@ -394,12 +440,17 @@ def test_a_launch_that_is_killed_is_begun_again(tmp_path: Path) -> None:
 
 
 def launches(run: str) -> list[int]:
+    return processes("start-queued", run)
+
+
+def processes(command: str, run: str) -> list[int]:
+    """Those of ringctl that do this with the run."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"start-queued" in words and run.encode() in words:
+        if command.encode() in words and run.encode() in words:
             found.append(int(pid))
     return found
