@@ -20,6 +20,7 @@ from launcher.serve import prom
 from launcher.serve.auth import Who
 from launcher.serve.call import Answer, Call, Refused
 from launcher.serve.children import ringctl
+from launcher.serve.keeper import Keeper, planned
 from launcher.serve.service import fresh_id
 
 SOME_EVENTS = 1000  # that are read at a time
@@ -238,12 +239,14 @@ def restart(call: Call) -> dict[str, Any]:
     if world is not None and grow:
         raise Refused(400, "grow means as many ranks as it was launched with", "leave out world")
     if world is None and not grow:
-        needed = {host.host: len(host.ranks) for host in record.plan.hosts}
+        needed = keeper.here(record.hosts, planned(record))
     else:
-        needed = {host.name: host.slots for host in record.inventory.hosts}
-    wish = schedule.Taken(run, needed, user=row["user"])
+        hosts = record.inventory.hosts
+        needed = keeper.here(hosts, {host.name: host.slots for host in hosts})
     with keeper.giving:
-        refuse_taken(call, run, needed)
+        keeper.ask_hosts(needed)
+        wish = schedule.Taken(run, needed, record.options.shared, row["user"])
+        refuse_taken(keeper, wish)
         held = keeper.reserve(wish)
     try:
         more = ["--world", str(int(world))] if world is not None else ["--grow"] if grow else []
@@ -268,14 +271,15 @@ def code_folder(run: str, launched_in: str) -> Path:
     return empty
 
 
-def refuse_taken(call: Call, run: str, needed: dict[str, int]) -> None:
-    for host in call.service.host_rows():
-        others = [each for each in host["runs"] if each["run"] != run]
-        free = host["slots"] - sum(each["slots"] for each in others)
-        if needed.get(host["name"], 0) > free and others:
-            names = ", ".join(sorted(each["run"] for each in others))
+def refuse_taken(keeper: Keeper, wish: schedule.Taken) -> None:
+    own = keeper.own()
+    taken = [*own, *keeper.others({each.run for each in own})]
+    for host in keeper.inventory.hosts:
+        others = [each for each in taken if each.slots.get(host.name) and each.run != wish.run]
+        if wish.slots.get(host.name) and others and schedule.used([*others, wish], host.name) > host.slots:
+            names = ", ".join(sorted(each.run for each in others))
             raise Refused(
-                409, f"{host['name']}: its slots are taken by {names}", "wait, or submit the run again"
+                409, f"{host.name}: its slots are taken by {names}", "wait, or submit the run again"
             )
 
 

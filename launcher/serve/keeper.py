@@ -13,16 +13,16 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from launcher import history, queued, recorder, runs, schedule
+from launcher import history, queued, recorder, runs, schedule, watching
 from launcher.agent import Agent
 from launcher.ask import chosen_hosts
 from launcher.errors import InputError, RingctlError
 from launcher.fanout import fan_out
-from launcher.model import Inventory
+from launcher.model import Host, Inventory
 from launcher.queued import Queued
 from launcher.run import SLOTS_TAKEN
 from launcher.serve import reserving
@@ -358,15 +358,41 @@ class Keeper:
         """The slots of our runs that start or go on; also between two attempts of one, and before one that
         somebody has asked for."""
         recorded = set(self.recorders) - self._filling
-        rows = queued.with_slots(recorded)
-        taken = {row.run: schedule.Taken(row.run, row.slots, row.submission.shared, row.user) for row in rows}
+        taken = {row.run: self.of_queue(row) for row in queued.with_slots(recorded)}
+        taken |= {run: its for run in recorded - taken.keys() if (its := self.of_launch(run))}
         for run, held in list(self.reserved.items()):
-            before = taken.get(run)
-            slots = most(before.slots if before else {}, held.taken.slots)
-            taken[run] = replace(before or held.taken, slots=slots)
+            before = taken.get(run, held.taken)
+            taken[run] = replace(before, slots=most(before.slots, held.taken.slots))
         return list(taken.values())
 
-    def others(self, own: set[str]) -> tuple[schedule.Taken, ...]:
+    def of_queue(self, row: Queued) -> schedule.Taken:
+        """What it was given; once it was started again, what it has of that. One that goes on with fewer
+        ranks where hosts fail may come back to any of them."""
+        record = history.read(row.run) if row.state == "started" else None
+        slots = self.here(record.hosts, planned(record)) if record else {}
+        if not slots or (record and record.options.min_world is not None):
+            slots = most(slots, row.slots)
+        return schedule.Taken(row.run, slots, row.submission.shared, row.user)
+
+    def of_launch(self, run: str) -> schedule.Taken | None:
+        """Of a plain launch: hosts tell of it only while an attempt goes on there."""
+        record = history.read(run)
+        if record is None:
+            return None
+        told = next((each for each in self.others(()) if each.run == run), None)
+        slots = most(told.slots if told else {}, self.here(record.hosts, planned(record)))
+        return schedule.Taken(run, slots, record.options.shared, told.user if told else history.own_name())
+
+    def here(self, hosts: Iterable[Host], slots: Mapping[str, int]) -> dict[str, int]:
+        """Slots of hosts as whoever launched a run calls them, by the names that they have here."""
+        names = {place_of(host): host.name for host in self.inventory.hosts}
+        found = dict[str, int]()
+        for host in hosts:
+            if (name := names.get(place_of(host))) and slots.get(host.name):
+                found[name] = found.get(name, 0) + slots[host.name]
+        return found
+
+    def others(self, own: Collection[str]) -> tuple[schedule.Taken, ...]:
         told = {name: seen.now.runs for name, seen in self.hosts.items() if seen.now is not None}
         return schedule.taken_by_others(told, own)
 
@@ -377,9 +403,18 @@ class Keeper:
             schedule.Room(host.name, host.slots, answers=self.hosts[host.name].answers)
             for host in sorted(self.inventory.hosts, key=lambda host: host.name != self.inventory.master)
         ]
-        return schedule.decide(
-            [self.wanted(row) for row in waiting], own, self.others(mine), rooms, (), time.time()
-        )
+        known = {run: self.is_over(run) for row in waiting if (run := row.submission.after)}
+        over = [run for run, is_over in known.items() if is_over]
+        going = [run for run, is_over in known.items() if is_over is False]
+        wanted = [self.wanted(row) for row in waiting]
+        return schedule.decide(wanted, own, self.others(mine), rooms, over, time.time(), going)
+
+    def is_over(self, run: str) -> bool | None:
+        """Whether it has ended, and nobody starts it again; None of one that is not known here any more."""
+        if not (state := history.state_of(run)):
+            return None
+        recorded = run in self.recorders and run not in self._filling
+        return state in OVER and not (recorded or run in self.reserved or watching.is_watched(run))
 
     def wanted(self, row: Queued) -> schedule.Queued:
         said = row.submission
@@ -467,6 +502,16 @@ class Keeper:
     def asked_before(self, since: float, names: Collection[str]) -> set[str]:
         """Those that were last asked too long ago to give their slots away."""
         return {name for name in names if self.hosts[name].asked < since}
+
+
+def planned(record: history.Record) -> dict[str, int]:
+    """How many slots its newest attempt has on each host."""
+    return {host.host: len(host.ranks) for host in record.plan.hosts}
+
+
+def place_of(host: Host) -> tuple[str, int]:
+    """What is the same of a machine in every inventory."""
+    return ("", 0) if host.local else (host.address, host.port or 22)
 
 
 def most(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:

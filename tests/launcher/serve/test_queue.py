@@ -22,7 +22,7 @@ from launcher.errors import InputError, RingctlError
 from launcher.inventory import this_machine
 from launcher.serve import keeper, reserving
 from launcher.serve.children import Done
-from tests.launcher.ringctl import detach, events, lines, ringctl, wait_for
+from tests.launcher.ringctl import detach, events, lines, ringctl, run_folder, wait_for
 from tests.launcher.serve.service import Service, serving, stopped
 
 HELD = """
@@ -255,6 +255,20 @@ def test_slots_of_a_plain_launch_are_not_given_away(tmp_path: Path) -> None:
         assert service.lines(run) == ["done 0"]
 
 
+def test_a_plain_launch_that_starts_again_keeps_its_slots_and_whoever_is_to_come_after_it_waits() -> None:
+    script = "import os; exit(os.environ['RINGCTL_ATTEMPT'] == '1')"
+    with serving(slots=2) as service:
+        options = ("--max-restarts", "1", "--restart-delay", "3", "--no-prefork")
+        run = detach([sys.executable, "-c", script], world=1, options=options)
+        after = service.submit("true", after=run, priority=1)
+        other = service.submit("true", world=2)
+        wait_for(lambda: service.row(after)["waiting"] == f"waiting for run {run} to end", "the reason")
+        wait_for(lambda: service.row(other)["waiting"] == "waiting for 1 slot on here", "the other reason")
+        began = [service.wait_for_state(each, "succeeded")["started"] for each in (after, other)]
+        assert (service.row(run)["state"], service.row(run)["attempt"]) == ("succeeded", 2)
+        assert min(began) > service.row(run)["ended"]
+
+
 # --- Ending --------------------------------------------------------------------------------------
 
 
@@ -333,6 +347,42 @@ def test_a_run_that_is_stopped_while_it_is_started_again_does_not_go_on(tmp_path
         assert again.result().status in (200, 409)
         assert not processes("restart", run)
         assert service.row(run)["state"] == "stopped"
+
+
+def test_a_run_that_shares_starts_again_beside_others_and_has_no_more_slots_than_ranks(
+    tmp_path: Path,
+) -> None:
+    with serving(slots=2) as service:
+        (tmp_path / "go").touch()
+        run = held(service, tmp_path / "go", shared=True)
+        service.wait_for_state(run, "succeeded")
+        (tmp_path / "go").unlink()
+        other = held(service, tmp_path / "go", shared=True)
+        service.wait_for_state(other, "running")
+        answer = service.raw("POST", f"/api/runs/{run}/restart", b'{"world": 1}')
+        assert answer.status == 200, answer.body
+        service.wait_for_state(run, "running")
+        (host,) = service.client().get("/api/hosts")["hosts"]
+        assert {each["run"]: each["slots"] for each in host["runs"]} == {run: 1, other: 2}
+        (tmp_path / "go").touch()
+
+
+def test_a_run_is_not_started_again_on_slots_that_somebody_has_just_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(slots=1, before="from launcher.serve import keeper; keeper.HOSTS_S = 600.0") as service:
+        run = service.submit("true", prefork=False)
+        service.wait_for_state(run, "succeeded")
+        wait_for(lambda: not still_recorded(service, run), "its slots to be free")
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setenv("RINGCTL_HOME", str(tmp_path / "other"))
+            options = ("--env", f"GO={tmp_path / 'go'}", "--no-prefork")
+            other = detach([sys.executable, "-c", HELD], world=1, options=options)
+            there = run_folder(other)
+        answer = service.raw("POST", f"/api/runs/{run}/restart", b"{}")
+        (tmp_path / "go").touch()
+        wait_for(lambda: '"succeeded"' in (there / "state.json").read_text(), "the end of it")
+        assert (answer.status, answer.json["error"]) == (409, f"here: its slots are taken by {other}")
 
 
 def is_interrupted(pid: int) -> bool:
