@@ -243,8 +243,9 @@ def restart(call: Call) -> dict[str, Any]:
     else:
         hosts = record.inventory.hosts
         needed = keeper.here(hosts, {host.name: host.slots for host in hosts})
+    keeper.ask_hosts(needed)  # one that is silent holds up nobody else
     with keeper.giving:
-        keeper.ask_hosts(needed)
+        keeper.ask_again(needed)
         wish = schedule.Taken(run, needed, record.options.shared, row["user"])
         refuse_taken(keeper, wish)
         held = keeper.reserve(wish)

@@ -499,6 +499,12 @@ class Keeper:
 
         fan_out(agents, ask)
 
+    def ask_again(self, names: Collection[str]) -> None:
+        """Those that answer, and said how they are too long ago to take their slots."""
+        answering = [name for name in names if self.hosts[name].answers]
+        if old := self.asked_before(time.monotonic() - FRESH_S, answering):
+            self.ask_hosts(old)
+
     def asked_before(self, since: float, names: Collection[str]) -> set[str]:
         """Those that were last asked too long ago to give their slots away."""
         return {name for name in names if self.hosts[name].asked < since}

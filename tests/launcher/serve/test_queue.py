@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from launcher import history, queued
+from launcher import history, queued, schedule
 from launcher.errors import InputError, RingctlError
 from launcher.inventory import this_machine
 from launcher.serve import keeper, reserving
@@ -332,6 +333,24 @@ def test_a_run_that_is_being_started_again_keeps_its_slots_whoever_asks_or_is_ki
         assert (service.row(run)["attempt"], service.row(run)["state"]) == (2, "succeeded")
         assert started > service.row(run)["ended"]
         assert list(reserving.folder().iterdir()) == []
+
+
+def test_a_restart_is_interrupted_also_by_a_service_that_has_not_begun_it() -> None:
+    held = reserving.reserve(schedule.Taken("r1", {"here": 1}, shared=True, user="ann"))
+    assert held.descriptor is not None
+    waits = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with subprocess.Popen(waits, pass_fds=[held.descriptor], stderr=subprocess.DEVNULL) as process:
+        try:
+            held.begun(process)
+            held.let_go()  # as if we were killed
+            (found,) = reserving.left()
+            assert found.taken == held.taken
+            assert found.interrupt()
+            assert process.wait(timeout=30) != 0
+        finally:
+            process.kill()
+    assert not found.interrupt(), "the number may be somebody else's by now"
+    assert list(reserving.left()) == list(reserving.folder().iterdir()) == []
 
 
 def test_a_run_that_is_stopped_while_it_is_started_again_does_not_go_on(tmp_path: Path) -> None:
