@@ -281,13 +281,16 @@ def decide(
     rooms: Sequence[Room],
     over: Collection[str],
     now: float,
+    going: Collection[str] = (),
 ) -> Decision:
-    """What starts now. `own` runs count as they are here, whatever `others` says of the same ones."""
+    """What starts now. `own` runs count as they are here, whatever `others` says of the same ones. Of runs
+    that others are to come after, those that are `over` are, and those that are `going` on are not, whoever
+    has slots."""
     own = list(own)
     mine = {taken.run for taken in own}
     table = Table(rooms, own + [taken for taken in others if taken.run not in mine])
     order = sorted(queued, key=lambda run: (-run.priority, run.place, run.run))
-    going = ({run.run for run in order} | {taken.run for taken in table.taken}) - set(over)
+    going = ({run.run for run in order} | {taken.run for taken in table.taken} | set(going)) - set(over)
     refused, waiting = dict(never(order, table.rooms)), dict[str, str]()
     starts, short, ahead = list[Start](), list[tuple[str, Group, int]](), Ahead(table)
     for run in order:

@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from launcher import __version__, ask, codestore, history, listing, pruning, queued, redact, tape
+from launcher import __version__, ask, codestore, history, listing, pruning, queued, redact, schedule, tape
 from launcher import report as reports
 from launcher.errors import InputError, RingctlError
 from launcher.inventory import variable_problem
@@ -20,6 +20,7 @@ from launcher.serve import prom
 from launcher.serve.auth import Who
 from launcher.serve.call import Answer, Call, Refused
 from launcher.serve.children import ringctl
+from launcher.serve.keeper import Keeper, planned
 from launcher.serve.service import fresh_id
 
 SOME_EVENTS = 1000  # that are read at a time
@@ -196,8 +197,9 @@ def mine(call: Call) -> dict[str, Any]:
 def stop(call: Call) -> dict[str, Any]:
     run = mine(call)["run"]
     if not is_cancelled(call, run):
-        grace = float(call.body.get("grace", 5.0))
-        done = ringctl("stop", run, "--json", "--grace", str(grace), seconds=grace + STOP_S)
+        grace, keeper = float(call.body.get("grace", 5.0)), call.service.keeper
+        with keeper.stopping(run, grace + STOP_S):
+            done = ringctl("stop", run, "--json", "--grace", str(grace), seconds=grace + STOP_S)
         done.json()
         if done.code not in (0, 1):
             raise done.refusal()
@@ -238,22 +240,26 @@ def restart(call: Call) -> dict[str, Any]:
     if world is not None and grow:
         raise Refused(400, "grow means as many ranks as it was launched with", "leave out world")
     if world is None and not grow:
-        needed = {host.host: len(host.ranks) for host in record.plan.hosts}
+        needed = keeper.here(record.hosts, planned(record))
     else:
-        needed = {host.name: host.slots for host in record.inventory.hosts}
+        hosts = record.inventory.hosts
+        needed = keeper.here(hosts, {host.name: host.slots for host in hosts})
+    keeper.ask_hosts(needed)  # one that is silent holds up nobody else
     with keeper.giving:
-        refuse_taken(call, run, needed)
-        keeper.reserved[run] = needed
+        keeper.ask_again(needed)
+        wish = schedule.Taken(run, needed, record.options.shared, row["user"])
+        refuse_taken(keeper, wish)
+        held = keeper.reserve(wish)
     try:
         more = ["--world", str(int(world))] if world is not None else ["--grow"] if grow else []
         more += ["--i-know"] if call.body.get("i_know") else []
         folder = code_folder(run, record.options.workdir)
-        done = ringctl("restart", run, "--detach", "--json", *more, seconds=300.0, folder=folder)
+        done = ringctl("restart", run, "--detach", "--json", *more, seconds=300.0, folder=folder, held=held)
+        if keeper.is_stopping(run):
+            raise Refused(409, f"somebody has stopped run {run} meanwhile", "start it again")
         done.json()
     finally:
-        keeper.look_for_runs()
-        keeper.reserved.pop(run, None)
-        keeper.wake()
+        keeper.release(run)
     return known(call, listing.row(run))
 
 
@@ -267,14 +273,15 @@ def code_folder(run: str, launched_in: str) -> Path:
     return empty
 
 
-def refuse_taken(call: Call, run: str, needed: dict[str, int]) -> None:
-    for host in call.service.host_rows():
-        others = [each for each in host["runs"] if each["run"] != run]
-        free = host["slots"] - sum(each["slots"] for each in others)
-        if needed.get(host["name"], 0) > free and others:
-            names = ", ".join(sorted(each["run"] for each in others))
+def refuse_taken(keeper: Keeper, wish: schedule.Taken) -> None:
+    own = keeper.own()
+    taken = [*own, *keeper.others({each.run for each in own})]
+    for host in keeper.inventory.hosts:
+        others = [each for each in taken if each.slots.get(host.name) and each.run != wish.run]
+        if wish.slots.get(host.name) and others and schedule.used([*others, wish], host.name) > host.slots:
+            names = ", ".join(sorted(each.run for each in others))
             raise Refused(
-                409, f"{host['name']}: its slots are taken by {names}", "wait, or submit the run again"
+                409, f"{host.name}: its slots are taken by {names}", "wait, or submit the run again"
             )
 
 

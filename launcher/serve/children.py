@@ -15,6 +15,7 @@ from typing import Any
 from launcher.cli_runs import stopped_line
 from launcher.errors import RingctlError
 from launcher.serve.call import Refused
+from launcher.serve.reserving import Reservation
 from launcher.watching import WATCHER
 
 LOOKING = ("checkpoints", "preflight")  # what changes nothing
@@ -57,11 +58,13 @@ class Done:
         return ["; ".join(error for error, _, _ in said), "; ".join((*fixes, *done))] if said else []
 
 
-def ringctl(*args: str, seconds: float = 120.0, folder: Path | None = None) -> Done:
-    """Run it to its end, in a session of its own: should we be killed, it goes on. Whoever wants to see what
-    somebody else is just being shown gets the same."""
+def ringctl(
+    *args: str, seconds: float = 120.0, folder: Path | None = None, held: Reservation | None = None
+) -> Done:
+    """Run it to its end, in a session of its own: should we be killed, it goes on, and what is `held` with
+    it. Whoever wants to see what somebody else is just being shown gets the same."""
     if args[0] not in LOOKING:
-        return alone(CHANGES, args, seconds, folder)
+        return alone(CHANGES, args, seconds, folder, held)
     key, mine = (seconds, folder, *args), Future[Done]()
     theirs = under_way.setdefault(key, mine)
     if theirs is not mine:
@@ -79,7 +82,11 @@ under_way: dict[tuple[object, ...], Future[Done]] = {}  # looks, each with those
 
 
 def alone(
-    hands: threading.BoundedSemaphore, args: Sequence[str], seconds: float, folder: Path | None
+    hands: threading.BoundedSemaphore,
+    args: Sequence[str],
+    seconds: float,
+    folder: Path | None,
+    held: Reservation | None = None,
 ) -> Done:
     if not hands.acquire(timeout=30.0):
         raise Refused(429, "the service is busy with other requests", "try again in a moment")
@@ -91,16 +98,21 @@ def alone(
             stderr=subprocess.PIPE,
             start_new_session=True,
             cwd=folder,
+            pass_fds=[held.descriptor] if held and held.descriptor is not None else [],
         ) as process:
-            return waited_for(process, args[0], seconds)
+            return waited_for(process, args[0], seconds, held)
     finally:
         hands.release()
 
 
-def waited_for(process: subprocess.Popen[bytes], what: str, seconds: float) -> Done:
+def waited_for(
+    process: subprocess.Popen[bytes], what: str, seconds: float, held: Reservation | None = None
+) -> Done:
     if what == "checkpoints":  # not a preflight: that it was ended would be noted as what it found
         looks.add(process)
     try:
+        if held:
+            held.begun(process)
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         raise RingctlError(f"ringctl {what} took longer than {seconds:.0f} s and was ended") from None

@@ -13,20 +13,22 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from launcher import history, queued, recorder, runs, schedule
+from launcher import history, queued, recorder, runs, schedule, watching
 from launcher.agent import Agent
 from launcher.ask import chosen_hosts
 from launcher.errors import InputError, RingctlError
 from launcher.fanout import fan_out
-from launcher.model import Inventory
+from launcher.model import Host, Inventory
 from launcher.queued import Queued
 from launcher.run import SLOTS_TAKEN
+from launcher.serve import reserving
 from launcher.serve.call import Refused
 from launcher.serve.children import ringctl
+from launcher.serve.reserving import Reservation
 from launcher.transport import Pool
 
 if TYPE_CHECKING:
@@ -72,12 +74,14 @@ class Keeper:
         self.hosts: Mapping[str, Seen] = {host.name: Seen() for host in inventory.hosts}
         self.recorders: dict[str, tuple[Recorder, threading.Thread]] = {}
         self._filling: set[str] = set()  # of those, runs that are over, and have no slots
-        self.reserved: dict[str, Mapping[str, int]] = {}  # slots of runs that are being started again
+        self.reserved: dict[str, Reservation] = {}  # slots of runs that are being started again
+        self._stopping: list[str] = []  # runs that nobody may start again meanwhile
         self.giving = threading.RLock()  # whoever gives slots away, or takes them
         self._launches: dict[str, subprocess.Popen[bytes]] = {}
         self._held: dict[str, float] = {}  # until when runs are not tried again, and say why
         self._ending: set[str] = set()  # runs that were cancelled while they started
         self._stop = threading.Event()
+        self._looking = threading.Lock()
         self._wake = threading.Event()
         self._ask_now = threading.Event()
         self._looked = 0.0
@@ -91,6 +95,7 @@ class Keeper:
         ]
 
     def start(self) -> None:
+        self.reserved = {each.taken.run: each for each in reserving.left()}
         self.look_for_runs()
         for thread in self._threads:
             thread.start()
@@ -130,6 +135,7 @@ class Keeper:
         woken = self._wake.is_set()
         self._wake.clear()
         self.look_at_launches()
+        self.look_at_restarts()
         if self._launches:
             self.look_for_runs()  # what begins is heard from its first line on
         if woken or time.monotonic() - self._looked > LOOK_S:
@@ -250,6 +256,60 @@ class Keeper:
                 os.kill(row.pid, signal.SIGINT)  # as Ctrl-C: it ends by itself what it has started
         return True
 
+    # --- starting again ---
+
+    def reserve(self, taken: schedule.Taken) -> Reservation:
+        """Slots that were found free, for a run that is started again; by whoever holds `giving`."""
+        if taken.run in self._stopping:
+            raise Refused(409, f"run {taken.run} is being stopped at this moment", "try again")
+        if taken.run in self.reserved:
+            raise Refused(409, f"run {taken.run} is being started again already", "wait until it has started")
+        self.reserved[taken.run] = reserving.reserve(taken)
+        return self.reserved[taken.run]
+
+    def release(self, run: str) -> None:
+        """Whoever started it again is through with it; else its slots stay taken until that is so."""
+        self.reserved[run].let_go()
+        self.look_at_restarts()
+        self.wake()
+
+    def look_at_restarts(self) -> None:
+        if not self.reserved:
+            return
+        with self.giving:
+            for run, held in list(self.reserved.items()):
+                if held.descriptor is None and not reserving.is_held(run):
+                    self.look_for_runs()  # from here on it has its slots as one that goes on
+                    reserving.remove(run)
+                    del self.reserved[run]
+                    self._wake.set()
+                    self.on_change(run)
+
+    @contextlib.contextmanager
+    def stopping(self, run: str, seconds: float) -> Iterator[None]:
+        """Nobody starts it again meanwhile; whoever is about to is interrupted, and has ended."""
+        with self.giving:
+            self._stopping.append(run)
+            held = self.reserved.get(run)
+        try:
+            if held is not None:
+                self._end_restart(run, held, time.monotonic() + seconds)
+            yield
+        finally:
+            self._stopping.remove(run)
+
+    def _end_restart(self, run: str, held: Reservation, until: float) -> None:
+        interrupted = False
+        while self.reserved.get(run) is held:
+            if time.monotonic() > until:
+                raise Refused(409, f"run {run} is being started again, which does not end", "try again")
+            interrupted = interrupted or held.interrupt()
+            self._wake.set()
+            time.sleep(0.05)
+
+    def is_stopping(self, run: str) -> bool:
+        return run in self._stopping
+
     # --- recording ---
 
     def look_for_runs(self) -> None:
@@ -260,7 +320,9 @@ class Keeper:
             self._gaps_at = time.monotonic() + GAPS_S
         going = recorder.due(gaps=False)
         for run in recorder.due() if gaps else going:
-            if run not in self.recorders and not self._stop.is_set():
+            with self._looking:  # also whoever has just started one looks
+                if run in self.recorders or self._stop.is_set():
+                    continue
                 if run not in going:
                     self._filling.add(run)
                 self._record(run)
@@ -293,17 +355,44 @@ class Keeper:
     # --- slots ---
 
     def own(self) -> list[schedule.Taken]:
-        """The slots of our runs that start or go on; also between two attempts of one."""
-        taken = [
-            schedule.Taken(row.run, row.slots, row.submission.shared, row.user)
-            for row in queued.with_slots(set(self.recorders) - self._filling)
-        ]
-        known = {each.run for each in taken}
-        return taken + [
-            schedule.Taken(run, slots) for run, slots in self.reserved.items() if run not in known
-        ]
+        """The slots of our runs that start or go on; also between two attempts of one, and before one that
+        somebody has asked for."""
+        recorded = set(self.recorders) - self._filling
+        taken = {row.run: self.of_queue(row) for row in queued.with_slots(recorded)}
+        taken |= {run: its for run in recorded - taken.keys() if (its := self.of_launch(run))}
+        for run, held in list(self.reserved.items()):
+            before = taken.get(run, held.taken)
+            taken[run] = replace(before, slots=most(before.slots, held.taken.slots))
+        return list(taken.values())
 
-    def others(self, own: set[str]) -> tuple[schedule.Taken, ...]:
+    def of_queue(self, row: Queued) -> schedule.Taken:
+        """What it was given; once it was started again, what it has of that. One that goes on with fewer
+        ranks where hosts fail may come back to any of them."""
+        record = history.read(row.run) if row.state == "started" else None
+        slots = self.here(record.hosts, planned(record)) if record else {}
+        if not slots or (record and record.options.min_world is not None):
+            slots = most(slots, row.slots)
+        return schedule.Taken(row.run, slots, row.submission.shared, row.user)
+
+    def of_launch(self, run: str) -> schedule.Taken | None:
+        """Of a plain launch: hosts tell of it only while an attempt goes on there."""
+        record = history.read(run)
+        if record is None:
+            return None
+        told = next((each for each in self.others(()) if each.run == run), None)
+        slots = most(told.slots if told else {}, self.here(record.hosts, planned(record)))
+        return schedule.Taken(run, slots, record.options.shared, told.user if told else history.own_name())
+
+    def here(self, hosts: Iterable[Host], slots: Mapping[str, int]) -> dict[str, int]:
+        """Slots of hosts as whoever launched a run calls them, by the names that they have here."""
+        names = {place_of(host): host.name for host in self.inventory.hosts}
+        found = dict[str, int]()
+        for host in hosts:
+            if (name := names.get(place_of(host))) and slots.get(host.name):
+                found[name] = found.get(name, 0) + slots[host.name]
+        return found
+
+    def others(self, own: Collection[str]) -> tuple[schedule.Taken, ...]:
         told = {name: seen.now.runs for name, seen in self.hosts.items() if seen.now is not None}
         return schedule.taken_by_others(told, own)
 
@@ -314,9 +403,18 @@ class Keeper:
             schedule.Room(host.name, host.slots, answers=self.hosts[host.name].answers)
             for host in sorted(self.inventory.hosts, key=lambda host: host.name != self.inventory.master)
         ]
-        return schedule.decide(
-            [self.wanted(row) for row in waiting], own, self.others(mine), rooms, (), time.time()
-        )
+        known = {run: self.is_over(run) for row in waiting if (run := row.submission.after)}
+        over = [run for run, is_over in known.items() if is_over]
+        going = [run for run, is_over in known.items() if is_over is False]
+        wanted = [self.wanted(row) for row in waiting]
+        return schedule.decide(wanted, own, self.others(mine), rooms, over, time.time(), going)
+
+    def is_over(self, run: str) -> bool | None:
+        """Whether it has ended, and nobody starts it again; None of one that is not known here any more."""
+        if not (state := history.state_of(run)):
+            return None
+        recorded = run in self.recorders and run not in self._filling
+        return state in OVER and not (recorded or run in self.reserved or watching.is_watched(run))
 
     def wanted(self, row: Queued) -> schedule.Queued:
         said = row.submission
@@ -401,9 +499,30 @@ class Keeper:
 
         fan_out(agents, ask)
 
+    def ask_again(self, names: Collection[str]) -> None:
+        """Those that answer, and said how they are too long ago to take their slots."""
+        answering = [name for name in names if self.hosts[name].answers]
+        if old := self.asked_before(time.monotonic() - FRESH_S, answering):
+            self.ask_hosts(old)
+
     def asked_before(self, since: float, names: Collection[str]) -> set[str]:
         """Those that were last asked too long ago to give their slots away."""
         return {name for name in names if self.hosts[name].asked < since}
+
+
+def planned(record: history.Record) -> dict[str, int]:
+    """How many slots its newest attempt has on each host."""
+    return {host.host: len(host.ranks) for host in record.plan.hosts}
+
+
+def place_of(host: Host) -> tuple[str, int]:
+    """What is the same of a machine in every inventory."""
+    return ("", 0) if host.local else (host.address, host.port or 22)
+
+
+def most(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    """By host, the more of both."""
+    return {name: max(one.get(name, 0), other.get(name, 0)) for name in {**one, **other}}
 
 
 def what_to_do(said: str) -> str:

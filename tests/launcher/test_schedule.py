@@ -25,8 +25,9 @@ def decided(
     rooms: tuple[Room, ...] = FOUR,
     over: frozenset[str] = frozenset(),
     now: float = NOW,
+    going: frozenset[str] = frozenset(),
 ) -> Decision:
-    return decide(queued, own, others, rooms, over, now)
+    return decide(queued, own, others, rooms, over, now, going)
 
 
 def started(decision: Decision) -> dict[str, dict[str, int]]:
@@ -105,6 +106,11 @@ def test_a_run_waits_for_the_one_it_is_to_come_after_and_keeps_no_slots_meanwhil
     decision = decided(*chain, own=(Taken("first", {"server1": 1}),))
     assert decision.waiting == {"second": "waiting for run first to end"}
     assert started(decision) == {"small": {"server1": 1}}
+
+
+def test_a_run_waits_also_for_one_that_goes_on_without_slots_here() -> None:
+    decision = decided(Queued("r", BOTH, 1, after="elsewhere"), going=frozenset(["elsewhere"]))
+    assert decision.waiting == {"r": "waiting for run elsewhere to end"}
 
 
 def test_a_run_that_ended_somehow_or_that_nobody_knows_any_more_holds_nobody_up() -> None:

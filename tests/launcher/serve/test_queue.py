@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import random
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher import history, queued
+from launcher import history, queued, schedule
 from launcher.errors import InputError, RingctlError
 from launcher.inventory import this_machine
-from launcher.serve import keeper
+from launcher.serve import keeper, reserving
 from launcher.serve.children import Done
-from tests.launcher.ringctl import detach, events, lines, ringctl, wait_for
+from tests.launcher.ringctl import detach, events, lines, ringctl, run_folder, wait_for
 from tests.launcher.serve.service import Service, serving, stopped
 
 HELD = """
@@ -253,6 +256,20 @@ def test_slots_of_a_plain_launch_are_not_given_away(tmp_path: Path) -> None:
         assert service.lines(run) == ["done 0"]
 
 
+def test_a_plain_launch_that_starts_again_keeps_its_slots_and_whoever_is_to_come_after_it_waits() -> None:
+    script = "import os; exit(os.environ['RINGCTL_ATTEMPT'] == '1')"
+    with serving(slots=2) as service:
+        options = ("--max-restarts", "1", "--restart-delay", "3", "--no-prefork")
+        run = detach([sys.executable, "-c", script], world=1, options=options)
+        after = service.submit("true", after=run, priority=1)
+        other = service.submit("true", world=2)
+        wait_for(lambda: service.row(after)["waiting"] == f"waiting for run {run} to end", "the reason")
+        wait_for(lambda: service.row(other)["waiting"] == "waiting for 1 slot on here", "the other reason")
+        began = [service.wait_for_state(each, "succeeded")["started"] for each in (after, other)]
+        assert (service.row(run)["state"], service.row(run)["attempt"]) == ("succeeded", 2)
+        assert min(began) > service.row(run)["ended"]
+
+
 # --- Ending --------------------------------------------------------------------------------------
 
 
@@ -293,6 +310,104 @@ def test_a_run_is_stopped_and_started_again_by_the_command_line(tmp_path: Path) 
         assert sorted(ringctl(*by, "logs", run).stdout.splitlines()) == ["[0 here] done 0", "[1 here] done 1"]
         assert [row["run"] for row in json.loads(ringctl(*by, "ps", "--json").stdout)] == [run]
         assert json.loads(ringctl(*by, "status", "--json").stdout)["attempt"] == 2
+
+
+def test_a_run_that_is_being_started_again_keeps_its_slots_whoever_asks_or_is_killed() -> None:
+    with serving(slots=1) as service, ThreadPoolExecutor() as pool:
+        run = service.submit("true", prefork=False)
+        service.wait_for_state(run, "succeeded")
+        first = pool.submit(service.raw, "POST", f"/api/runs/{run}/restart", b"{}")
+        (pid,) = wait_for(lambda: processes("restart", run), "the restart")
+        with stopped(pid):
+            again = service.raw("POST", f"/api/runs/{run}/restart", b"{}")
+            assert (again.status, "being started again already" in again.json["error"]) == (409, True)
+            waiting = service.submit("true", prefork=False)
+            wait_for(lambda: service.row(waiting)["waiting"] == "waiting for 1 slot on here", "the reason")
+            service.kill()
+            assert isinstance(first.exception(timeout=30), OSError | http.client.HTTPException)
+            service.start()
+            other = service.submit("true", prefork=False)
+            wait_for(lambda: service.row(other)["waiting"] == "waiting for 1 slot on here", "a decision")
+            assert service.row(waiting)["state"] == "queued"
+        started = service.wait_for_state(waiting, "succeeded")["started"]
+        assert (service.row(run)["attempt"], service.row(run)["state"]) == (2, "succeeded")
+        assert started > service.row(run)["ended"]
+        assert list(reserving.folder().iterdir()) == []
+
+
+def test_a_restart_is_interrupted_also_by_a_service_that_has_not_begun_it() -> None:
+    held = reserving.reserve(schedule.Taken("r1", {"here": 1}, shared=True, user="ann"))
+    assert held.descriptor is not None
+    waits = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with subprocess.Popen(waits, pass_fds=[held.descriptor], stderr=subprocess.DEVNULL) as process:
+        try:
+            held.begun(process)
+            held.let_go()  # as if we were killed
+            (found,) = reserving.left()
+            assert found.taken == held.taken
+            assert found.interrupt()
+            assert process.wait(timeout=30) != 0
+        finally:
+            process.kill()
+    assert not found.interrupt(), "the number may be somebody else's by now"
+    assert list(reserving.left()) == list(reserving.folder().iterdir()) == []
+
+
+def test_a_run_that_is_stopped_while_it_is_started_again_does_not_go_on(tmp_path: Path) -> None:
+    with serving() as service, ThreadPoolExecutor() as pool:
+        run = held(service, tmp_path / "go", world=1)
+        service.wait_for_state(run, "running")
+        again = pool.submit(service.raw, "POST", f"/api/runs/{run}/restart", b"{}")
+        (pid,) = wait_for(lambda: processes("restart", run), "the restart")
+        with stopped(pid):
+            stop = pool.submit(service.raw, "POST", f"/api/runs/{run}/stop", b"{}")
+            wait_for(lambda: stop.done() or is_interrupted(pid), "the stop")
+        assert (stop.result().status, stop.result().json["state"]) == (200, "stopped")
+        assert again.result().status in (200, 409)
+        assert not processes("restart", run)
+        assert service.row(run)["state"] == "stopped"
+
+
+def test_a_run_that_shares_starts_again_beside_others_and_has_no_more_slots_than_ranks(
+    tmp_path: Path,
+) -> None:
+    with serving(slots=2) as service:
+        (tmp_path / "go").touch()
+        run = held(service, tmp_path / "go", shared=True)
+        service.wait_for_state(run, "succeeded")
+        (tmp_path / "go").unlink()
+        other = held(service, tmp_path / "go", shared=True)
+        service.wait_for_state(other, "running")
+        answer = service.raw("POST", f"/api/runs/{run}/restart", b'{"world": 1}')
+        assert answer.status == 200, answer.body
+        service.wait_for_state(run, "running")
+        (host,) = service.client().get("/api/hosts")["hosts"]
+        assert {each["run"]: each["slots"] for each in host["runs"]} == {run: 1, other: 2}
+        (tmp_path / "go").touch()
+
+
+def test_a_run_is_not_started_again_on_slots_that_somebody_has_just_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(slots=1, before="from launcher.serve import keeper; keeper.HOSTS_S = 600.0") as service:
+        run = service.submit("true", prefork=False)
+        service.wait_for_state(run, "succeeded")
+        wait_for(lambda: not still_recorded(service, run), "its slots to be free")
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setenv("RINGCTL_HOME", str(tmp_path / "other"))
+            options = ("--env", f"GO={tmp_path / 'go'}", "--no-prefork")
+            other = detach([sys.executable, "-c", HELD], world=1, options=options)
+            there = run_folder(other)
+        answer = service.raw("POST", f"/api/runs/{run}/restart", b"{}")
+        (tmp_path / "go").touch()
+        wait_for(lambda: '"succeeded"' in (there / "state.json").read_text(), "the end of it")
+        assert (answer.status, answer.json["error"]) == (409, f"here: its slots are taken by {other}")
+
+
+def is_interrupted(pid: int) -> bool:
+    """Whether a process that is stopped will get SIGINT."""
+    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return bool(int(status["ShdPnd"], 16) & 1 << signal.SIGINT - 1)
 
 
 def test_a_run_that_fails_starts_again_by_itself_and_keeps_its_slots() -> None:
@@ -394,12 +509,17 @@ def test_a_launch_that_is_killed_is_begun_again(tmp_path: Path) -> None:
 
 
 def launches(run: str) -> list[int]:
+    return processes("start-queued", run)
+
+
+def processes(command: str, run: str) -> list[int]:
+    """Those of ringctl that do this with the run."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"start-queued" in words and run.encode() in words:
+        if command.encode() in words and run.encode() in words:
             found.append(int(pid))
     return found
