@@ -125,7 +125,9 @@ def bring_model(heard: Heard, to: PullFolder, step: int | None) -> Model | None:
                 if of.complete is False:
                     note(f"the checkpoint of step {of.step} is not complete; its model is")
                 return of, copy
-        if not gone:
+        # Where it goes on, each host may have removed by now what another was still asked about.
+        in_between = bool(known) and not possible and not heard.found.is_over
+        if not (gone or in_between):
             break
         heard.ask()
     if possible:
