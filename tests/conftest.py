@@ -9,6 +9,7 @@ import signal
 import socket
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +36,9 @@ LONG = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONG)
+    twice = [name for name, number in Counter(item.nodeid for item in items).items() if number > 1]
+    if twice:
+        raise pytest.UsageError(f"of tests with the same name workers run one: {', '.join(twice)}")
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -82,21 +82,28 @@ DOCUMENT = (
 )
 
 
-@DOCUMENT.parametrize()
-@settings(
-    max_examples=6,
-    deadline=None,
-    derandomize=True,
-    phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
-def test_whatever_is_asked_the_answer_is_as_described(case: schemathesis.Case, at_the_door: Service) -> None:
-    if isinstance(case.body, dict) and case.path == "/api/submit" and is_moment(case.body.get("at")):
-        case.body["at"] = 9e9  # it is not to start
-    headers = {"Authorization": f"Bearer {at_the_door.token}"}
-    response = case.call(base_url=at_the_door.url, headers=headers, allow_redirects=False)
-    if response.status_code not in (413, 429):  # as good an answer as any
-        case.validate_response(response, checks=CHECKS)
+OPERATIONS = [found.ok() for found in DOCUMENT.get_all_operations()]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.label)
+def test_whatever_is_asked_the_answer_is_as_described(operation: Any, at_the_door: Service) -> None:
+    @settings(
+        max_examples=6,
+        deadline=None,
+        derandomize=True,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy())
+    def asked(case: schemathesis.Case) -> None:
+        if isinstance(case.body, dict) and case.path == "/api/submit" and is_moment(case.body.get("at")):
+            case.body["at"] = 9e9  # it is not to start
+        headers = {"Authorization": f"Bearer {at_the_door.token}"}
+        response = case.call(base_url=at_the_door.url, headers=headers, allow_redirects=False)
+        if response.status_code not in (413, 429):  # as good an answer as any
+            case.validate_response(response, checks=CHECKS)
+
+    asked()
 
 
 def is_moment(value: object) -> bool:
