@@ -1,8 +1,10 @@
 """64 ranks on this machine, each with 200 lines a second, and five who follow them: each by the service's
 `page` in a browser, by its `stream`, or by its own `ringctl logs --follow` (`logs`); one of these words for
 all of them, or one for each, with commas. Prints JSON: `delay` from print to screen or reader in s (median,
-99 of 100 are quicker, longest), `cost` of what serves them in s of processor time, its `memory` over time as
-[s, MB], and how many lines the worst of them has `lost`."""
+99 of 100 are quicker, longest), the `latest` lines as [s after the first, delay in s], the machine's own
+`stalls` (the ten longest times that a process which only sleeps slept too long, likewise), `cost` of what
+serves them in s of processor time, its `memory` over time as [s, MB], and how many lines the worst of them
+has `lost`."""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from typing import Any
 
 from launcher import client
 
-RANKS, RATE, READERS, SAMPLE_S = 64, 200, 5, 5.0
+RANKS, RATE, READERS, SAMPLE_S, NAP_S = 64, 200, 5, 5.0, 0.05
+Pair = tuple[float, float]
 ROOT = str(Path(__file__).resolve().parents[2])
 RINGCTL = [sys.executable, "-m", "launcher", "--no-input"]
 # A few lines at a time, no two of them the same, so that nothing folds; and cheap, for all ranks share this
@@ -55,7 +58,7 @@ EventSource.prototype.addEventListener = function (name, handler) {
 (function look() {
   const rows = document.querySelectorAll(".loglines .said"), text = rows[rows.length - 1]?.textContent;
   const at = came.findIndex((some) => some[1] === text);
-  for (const [printed] of came.splice(0, at + 1)) noted.delays.push(now() - printed);
+  for (const [printed] of came.splice(0, at + 1)) noted.delays.push([printed, now() - printed]);
   requestAnimationFrame(look);
 })();
 """
@@ -79,17 +82,19 @@ def main(how: str, seconds: int) -> None:
     for _ in readers:
         told.put(run)
     watched = [service.process.pid] if service else [pid for each in readers for pid in children_of(each)]
-    over_time, cost = watch(watched, seconds)
+    over_time, cost, stalls = watch(watched, seconds)
     answers = [heard.get(timeout=120) for _ in readers]
     for reader in readers:
         reader.join()
     if service:
         service.process.terminate()
         service.process.wait()
-    delays = sorted(delay for _, some in answers for delay in some)
+    late = [pair for _, some in answers for pair in some]
+    delays, first = sorted(delay for _, delay in late), min(printed for printed, _ in late)
     figures = (statistics.median(delays), delays[int(len(delays) * 0.99)], delays[-1])
     lost = max(lost for lost, _ in answers)
-    print(json.dumps({"delay": figures, "cost": cost, "memory": over_time, "lost": lost}))
+    odd = {"latest": longest(late, first), "stalls": longest(stalls, first)}
+    print(json.dumps({"delay": figures, **odd, "cost": cost, "memory": over_time, "lost": lost}))
 
 
 class Service:
@@ -115,20 +120,30 @@ def handed_in(seconds: int, how: list[str]) -> str:
     return str(json.loads(done.stdout)["run"])
 
 
-def watch(pids: list[int], seconds: int) -> tuple[list[tuple[float, float]], float]:
-    """Their memory over time, and the processor time that they take."""
-    began, before, samples = time.monotonic(), sum(map(processor_time, pids)), []
-    while (since := time.monotonic() - began) < seconds:
-        samples.append((round(since, 1), memory(pids)))
-        time.sleep(min(SAMPLE_S, seconds - since))
-    samples.append((round(since, 1), memory(pids)))
-    return samples, sum(map(processor_time, pids)) - before
+def watch(pids: list[int], seconds: int) -> tuple[list[Pair], float, list[Pair]]:
+    """Their memory over time, the processor time that they take, and when this process slept too long."""
+    began, before = time.time(), sum(map(processor_time, pids))
+    samples: list[Pair] = []
+    stalls: list[Pair] = []
+    while (now := time.time()) < began + seconds:
+        if now - began >= SAMPLE_S * len(samples):
+            samples.append((round(now - began, 1), memory(pids)))
+        time.sleep(NAP_S)
+        stalls.append((now, time.time() - now - NAP_S))
+    samples.append((round(now - began, 1), memory(pids)))
+    return samples, sum(map(processor_time, pids)) - before, stalls
+
+
+def longest(some: list[Pair], first: float) -> list[Pair]:
+    some = sorted(some, key=lambda pair: pair[1], reverse=True)[:10]
+    return [(round(at - first, 1), round(seconds, 2)) for at, seconds in some]
 
 
 # --- those who look ------------------------------------------------------------------------------
 
 Run = Callable[[], str]  # says that the reader is there, and waits for the run that it is to follow
-Heard = tuple[int, list[float]]  # how many lines came, or did not, and how late the oldest of each piece was
+# How many lines came, or did not; and of each piece, when its oldest line was printed, and how late it came.
+Heard = tuple[int, list[Pair]]
 
 
 def note(kind: str, lines: int, service: Service | None, told: Any, heard: Any) -> None:
@@ -149,7 +164,8 @@ def by_stream(run: Run) -> Heard:
     for name, _, data in there.stream(there.run(run(), "/stream")):
         if name == "lines":
             count += len(data)
-            delays.append(time.time() - float(data[0][6].split()[0]))
+            printed = float(data[0][6].split()[0])
+            delays.append((printed, time.time() - printed))
     return count, delays
 
 
@@ -163,7 +179,8 @@ def by_logs(run: Run) -> Heard:
         if newline:
             lines = whole.split(b"\n")
             count += len(lines)
-            delays.append(time.time() - float(lines[0].split()[0]))
+            printed = float(lines[0].split()[0])
+            delays.append((printed, time.time() - printed))
     process.wait()
     return count, delays
 
@@ -174,7 +191,7 @@ def by_page(url: str, run: Run) -> Heard:
     from tests.launcher.serve.browser import browsing
 
     link = subprocess.run([*RINGCTL, "serve", "link"], check=True, capture_output=True, text=True).stdout
-    delays: list[float] = []
+    delays: list[Pair] = []
     with browsing() as browser:
         browser.open(link.split()[-1])
         browser.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": NOTE})
