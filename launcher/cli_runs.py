@@ -137,12 +137,9 @@ def restart(run: str, world: int | None, grow: bool, i_know: bool, detach: bool,
 
 def end_before(found: Found, asked: Asked) -> None:
     """End the attempt before. A host that cannot be asked, and is not needed any more, ends what it has."""
-    from launcher import history
-    from launcher.ask import chosen_hosts
-    from launcher.plan import place
+    from launcher import history, restarts
 
-    hosts = chosen_hosts(asked.inventory, None, ",".join(asked.options.left_out) or None)
-    needed = {host.name for host, _ in place(hosts, asked.options.world)}
+    needed = {host.name for host in restarts.needed(asked)}
     for host, answer in end_everywhere(found, grace=5.0)[0].items():
         if not isinstance(answer, RingctlError):
             continue
@@ -173,8 +170,33 @@ def asked_again(run: str, world: int | None, grow: bool, i_know: bool = False) -
     options = replace(options, i_know=options.i_know or i_know)
     asked = ask.Asked(record.inventory, options, snapshot)
     if world is None and not grow:
-        return restarts.same_world(asked, record.plan, record.hosts), found
-    return restarts.other_world(asked, world), found
+        asked = restarts.same_world(asked, record.plan, record.hosts)
+    else:
+        asked = restarts.other_world(asked, world)
+    return on_hosts_that_answer(asked, as_before=world is None), found
+
+
+def on_hosts_that_answer(asked: Asked, *, as_before: bool) -> Asked:
+    """With as many ranks; unless it is to be `as_before`, others take the place of hosts that cannot be
+    reached. Raises if there are too few: nothing was ended yet."""
+    from launcher import restarts, runs
+
+    while True:
+        answers = runs.ask_hosts(restarts.needed(asked), pool(), asked.options.run)
+        silent = {host.name: answer for host, answer in answers if isinstance(answer, RingctlError)}
+        if not silent:
+            return asked
+        error = next(iter(silent.values()))
+        others, room = restarts.leaving_out(asked, silent)
+        world = min(room, asked.options.world or room)
+        if as_before or world != asked.options.world:
+            error.message += "; the next attempt needs it, so nothing was touched"
+            if world:
+                error.fix = f"without it: ringctl restart {asked.options.run} --world {world}"
+            raise error
+        for answer in silent.values():
+            click.echo(f"{answer.message}; not on it", err=True)
+        asked = others
 
 
 # --- watcher -------------------------------------------------------------------------------------

@@ -107,6 +107,19 @@ def other_world(asked: Asked, world: int | None) -> Asked:
     return replace(asked, options=options)
 
 
+def needed(asked: Asked) -> list[Host]:
+    """The hosts that its ranks are to be on."""
+    hosts = ask.chosen_hosts(asked.inventory, None, ",".join(asked.options.left_out) or None)
+    return [host for host, _ in place(hosts, asked.options.world)]
+
+
+def leaving_out(asked: Asked, names: Iterable[str]) -> tuple[Asked, int]:
+    """The same without these hosts, and how many ranks the others have room for."""
+    left_out = asked.options.left_out.union(names)
+    room = sum(host.slots for host in asked.inventory.hosts if host.name not in left_out)
+    return replace(asked, options=replace(asked.options, left_out=left_out)), room
+
+
 # --- The loop ------------------------------------------------------------------------------------
 
 

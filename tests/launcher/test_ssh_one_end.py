@@ -175,6 +175,25 @@ def test_what_a_host_that_was_cut_off_still_has_is_told_watched_for_and_ended(
     assert "server2" not in ringctl("stop", run).stdout
 
 
+def test_a_restart_by_hand_ends_nothing_if_it_lacks_a_host_and_with_fewer_ranks_does_without_it(
+    cluster: Hosts,
+) -> None:
+    inventory(cluster, only=THREE)
+    run = detached("--", "sleep", "600")["run"]
+    cluster.cut("server2")
+    refused = ringctl("restart", run, "--detach", code=4).stderr
+    assert "server2: " in refused
+    assert "nothing was touched" in refused
+    assert f"ringctl restart {run} --world 2" in refused
+    there = [host_state(cluster, host, run) for host in ("server1", "server3")]
+    assert [(state["attempt"], state["state"]) for state in there] == [(1, "running")] * 2
+    ringctl("restart", run, "--world", "2", "--detach")
+    there = [host_state(cluster, host, run) for host in ("server1", "server3")]
+    assert [(state["attempt"], state["state"]) for state in there] == [(2, "running")] * 2
+    hosts.mend(cluster)
+    ringctl("stop", run, "--grace", "0")
+
+
 def test_a_run_on_hosts_whose_disks_are_full_can_be_stopped(cluster: Hosts) -> None:
     inventory(cluster, only=TWO)
     run = detached(*program())["run"]
