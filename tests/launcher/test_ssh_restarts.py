@@ -5,12 +5,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher import history, watching
+from launcher import history, leftovers, watching
 from tests.conftest import eventually
 from tests.launcher import hosts
 from tests.launcher.hosts import OURS, Hosts, inventory
@@ -329,7 +331,9 @@ def test_ranks_that_need_nobody_are_ended_once_their_host_is_back_if_the_run_wen
     ringctl("stop", run, "--grace", "0")
 
 
-def test_a_host_whose_sshd_is_away_for_a_moment_is_not_left_out(cluster: Hosts) -> None:
+def watched_without_server2(cluster: Hosts) -> tuple[str, Path]:
+    """A run that may go on with one host of two, and its watcher's log: one rank has just failed, and server2
+    has no sshd."""
     inventory(cluster, only=TWO)
     run = detached("--max-restarts", "2", "--min-world", "1", "--restart-delay", "0.1", *program())["run"]
     wait_for(lambda: min(step_of(cluster, host, run) for host in TWO) > 0, "steps of both")
@@ -339,10 +343,33 @@ def test_a_host_whose_sshd_is_away_for_a_moment_is_not_left_out(cluster: Hosts) 
     wait_for(lambda: "server2" in log.read_text(), "the watcher to miss it")
     cluster.run("server1", "kill", "-KILL", str(host_state(cluster, "server1", run)["ranks"][0]["pid"]))
     wait_for(lambda: "attempt 2 begins" in log.read_text(), "the failure to be seen")
-    cluster.start_sshd("server2")
+    return run, log
+
+
+def goes_on_with_both(cluster: Hosts, run: str, log: Path) -> None:
     wait_for(lambda: host_state(cluster, "server2", run)["attempt"] == 2, "it on both hosts", 40.0)
     assert "going on with" not in log.read_text()
     ringctl("stop", run, "--grace", "0")
+
+
+def test_a_host_whose_sshd_is_away_for_a_moment_is_not_left_out(cluster: Hosts) -> None:
+    run, log = watched_without_server2(cluster)
+    cluster.start_sshd("server2")
+    goes_on_with_both(cluster, run, log)
+
+
+def test_a_controller_that_falls_asleep_does_not_leave_out_who_came_back_meanwhile(cluster: Hosts) -> None:
+    run, log = watched_without_server2(cluster)
+    watcher = wait_for(
+        lambda: (known := watching.read(run)) and known.doing == "starting attempt 2" and known.pid,
+        "the next attempt",
+    )
+    time.sleep(0.3)  # it has begun to ask
+    os.kill(watcher, signal.SIGSTOP)
+    cluster.start_sshd("server2")
+    time.sleep(leftovers.STAYS_S + leftovers.ONCE_MORE_S + 1.0)  # longer than it would wait for a host
+    os.kill(watcher, signal.SIGCONT)
+    goes_on_with_both(cluster, run, log)
 
 
 def test_what_ranks_said_in_an_attempt_that_did_not_start_everywhere_is_shown_as_well(cluster: Hosts) -> None:
