@@ -268,8 +268,9 @@ class Cluster(AccessFiles):
         """Kill the sshd processes of all open connections, not the one that listens."""
         machine = self._machine(host)
         listener = machine.sshd()
+        spared = listener.pid if listener else 0  # by its number: its title counts those who are signing in
         for process in machine.processes():
-            if process.name == "sshd" and process != listener:
+            if process.name == "sshd" and process.pid != spared:
                 with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
                     os.kill(process.pid, signal.SIGKILL)
 
