@@ -7,10 +7,12 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
+from launcher import watch
 from tests.conftest import eventually
 from tests.launcher import hosts
 from tests.launcher.hosts import OURS, Hosts, inventory, sshd_option
@@ -136,14 +138,20 @@ def test_a_server_that_allows_one_session_is_stopped_by_another_connection(
         assert eventually(lambda: not hosts.left_on(cluster)), hosts.left_on(cluster)
 
 
-def test_a_host_that_is_away_for_a_moment_is_stopped_when_it_is_back(cluster: Hosts, launch: Launch) -> None:
+@pytest.mark.parametrize("asleep_s", [0.0, watch.RETRY_S + 2.0])
+def test_a_host_that_is_away_for_a_moment_is_stopped_when_it_is_back_though_we_slept_meanwhile(
+    cluster: Hosts, launch: Launch, asleep_s: float
+) -> None:
     cluster.stop_sshd("server2")
     cluster.end_sessions("server2")
     launch.wait_for("server2: the connection was lost")
     launch.interrupt()
     launch.wait_for("trying again")
+    launch.process.send_signal(signal.SIGSTOP)
     cluster.start_sshd("server2")
-    launch.ended(130)
+    time.sleep(asleep_s)
+    launch.process.send_signal(signal.SIGCONT)
+    assert "cannot be reached;" not in launch.ended(130)
     assert eventually(lambda: not hosts.left_on(cluster)), hosts.left_on(cluster)
 
 

@@ -256,15 +256,19 @@ def test_slots_of_a_plain_launch_are_not_given_away(tmp_path: Path) -> None:
         assert service.lines(run) == ["done 0"]
 
 
-def test_a_plain_launch_that_starts_again_keeps_its_slots_and_whoever_is_to_come_after_it_waits() -> None:
-    script = "import os; exit(os.environ['RINGCTL_ATTEMPT'] == '1')"
+def test_a_plain_launch_that_starts_again_keeps_its_slots_and_whoever_is_to_come_after_it_waits(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "fails_once.py"
+    script.write_text(f"import os\nif os.environ['RINGCTL_ATTEMPT'] == '1':\n    exit(1)\n{HELD}")
     with serving(slots=2) as service:
-        options = ("--max-restarts", "1", "--restart-delay", "3", "--no-prefork")
-        run = detach([sys.executable, "-c", script], world=1, options=options)
+        options = ("--max-restarts", "1", "--restart-delay", "3", "--env", f"GO={tmp_path / 'go'}")
+        run = detach([sys.executable, str(script)], world=1, options=options)
         after = service.submit("true", after=run, priority=1)
         other = service.submit("true", world=2)
         wait_for(lambda: service.row(after)["waiting"] == f"waiting for run {run} to end", "the reason")
         wait_for(lambda: service.row(other)["waiting"] == "waiting for 1 slot on here", "the other reason")
+        (tmp_path / "go").touch()
         began = [service.wait_for_state(each, "succeeded")["started"] for each in (after, other)]
         assert (service.row(run)["state"], service.row(run)["attempt"]) == ("succeeded", 2)
         assert min(began) > service.row(run)["ended"]
