@@ -77,6 +77,9 @@ def remember(plan: Plan, inventory: Inventory, options: LaunchOptions) -> None:
         earlier = (*before.hosts, *before.former) if before else ()
         former = tuple(host for host in earlier if host.name not in names)
         unended = tuple(name for name in (before.unended if before else ()) if name not in names)
+        db.execute(
+            "DELETE FROM records WHERE run = ?", (plan.run,)
+        )  # then it is the last of them; see RECALL
         put(db, Record(plan, hosts, time.time(), inventory, options, former=former, unended=unended))
 
     change(work)
@@ -129,27 +132,29 @@ def write(record: Record) -> None:
 
 
 def recall(recent: int | None = None, like: str = "") -> list[Record]:
-    """All of them, oldest first; one that cannot be read is left out. Only the `recent` ones and those that
-    are not over, or only those that begin `like` this or have it as their name, if that is asked for."""
+    """All of them, in the order in which they were started; one that cannot be read is left out. Only the
+    `recent` ones and those that are not over, or only those that begin `like` this or have it as their name,
+    if that is asked for."""
     nothing: list[str] = []
     limit = -1 if recent is None else recent
     like = database.storable(like)
     values = {"limit": limit, "like": like, "above": like + "\U0010ffff"}
     found = ask(lambda db: [row["record"] for row in db.execute(RECALL, values)], nothing)
-    records = {record.plan.run: record for record in old_records().values()}
-    records |= {record.plan.run: record for record in map(decoded, found) if record}
-    return sorted(records.values(), key=lambda record: record.started)
+    records = {record.plan.run: record for record in map(decoded, found) if record}
+    return [*(record for run, record in old_records().items() if run not in records), *records.values()]
 
 
 def read(run: str) -> Record | None:
     return ask(lambda db: record_of(db, run), None) or old_records().get(run)
 
 
+# Started last is what was written last by `remember`, whatever the clock said then: the rowid tells.
 RECALL = """
     SELECT record FROM runs JOIN records USING (run)
     WHERE (:like = '' OR name = :like OR (run >= :like AND run < :above))
         AND (:limit < 0 OR state IN ('starting', 'running', 'lost')
-            OR run IN (SELECT run FROM runs JOIN records USING (run) ORDER BY started DESC LIMIT :limit))"""
+            OR run IN (SELECT run FROM records ORDER BY rowid DESC LIMIT :limit))
+    ORDER BY records.rowid"""
 
 
 def names() -> list[str]:
@@ -184,6 +189,7 @@ PUT = """
     ON CONFLICT (run) DO UPDATE SET name = :name, state = :state, world = :world, attempt = :attempt,
         hosts = :hosts, started = :started, ended = :ended, error = :error, fix = :fix, command = :command,
         summary = :summary"""
+PUT_RECORD = "INSERT INTO records VALUES (?, ?) ON CONFLICT (run) DO UPDATE SET record = excluded.record"
 
 
 def put(db: sqlite3.Connection, record: Record) -> None:
@@ -206,8 +212,7 @@ def put(db: sqlite3.Connection, record: Record) -> None:
         "summary": json.dumps({**(json.loads(told["summary"]) if told else {}), **told_by(end)}),
     }
     db.execute(PUT, values)
-    whole = (plan.run, json.dumps(to_json(record)))
-    db.execute("INSERT OR REPLACE INTO records VALUES (?, ?)", whole)
+    db.execute(PUT_RECORD, (plan.run, json.dumps(to_json(record))))
 
 
 def told_by(end: RunState | None) -> dict[str, Any]:
@@ -344,13 +349,13 @@ def old_folder() -> Path:
 
 
 def old_records() -> dict[str, Record]:
-    """Those of the files that can be read."""
+    """Those of the files that can be read, oldest first."""
     try:
-        paths = sorted(old_folder().glob("*.json")) if old_folder().is_dir() else []
+        paths = list(old_folder().glob("*.json")) if old_folder().is_dir() else []
     except OSError:
         return {}
-    records = [read_as(Record, path) for path in paths]
-    return {record.plan.run: record for record in records if record}
+    records = [record for record in (read_as(Record, path) for path in paths) if record]
+    return {record.plan.run: record for record in sorted(records, key=lambda record: record.started)}
 
 
 def take_in_old() -> None:
@@ -361,15 +366,12 @@ def take_in_old() -> None:
     make_folder(home())
 
     def work(db: sqlite3.Connection) -> list[Path]:
-        done = []
-        for path in old_folder().glob("*.json"):
-            record = read_as(Record, path)
-            if record is not None:
-                known = record_of(db, record.plan.run)
-                if known is None or is_later(record, known):
-                    put(db, record)
-                done.append(path)
-        return done
+        records = old_records()
+        for run, record in records.items():
+            known = record_of(db, run)
+            if known is None or is_later(record, known):
+                put(db, record)
+        return [old_folder() / f"{run}.json" for run in records]
 
     done = database.write(file(), work)
     try:

@@ -26,6 +26,11 @@ WORDS = """
     FROM runs r LEFT JOIN queue q ON q.run = r.run"""
 SEARCHED = ("r.run", "r.name", "r.user", "r.hosts", "r.command", "r.error", "r.state")
 
+# Rows come in the order in which runs were handed in: ids tell the clock, which may have been set back. One
+# that is forgotten by now was beside the ids around it.
+PLACE = """coalesce((SELECT rowid FROM runs WHERE run = ?),
+    (SELECT max(rowid) + 1 FROM runs WHERE run < ?), 0)"""
+
 # --- Rows ----------------------------------------------------------------------------------------
 
 
@@ -40,8 +45,8 @@ def rows(
     in what is known of them."""
     wanted, values = ["1"], []
     if before is not None:
-        wanted.append("r.run < ?")
-        values.append(database.storable(before))
+        wanted.append(f"r.rowid < {PLACE}")
+        values += [database.storable(before)] * 2
     if state:
         states = database.storable(state).split(",")
         wanted.append(f"r.state IN ({', '.join('?' * len(states))})")
@@ -49,7 +54,7 @@ def rows(
     for word in search.split():
         wanted.append(f"({' OR '.join(f'instr(lower({column}), ?)' for column in SEARCHED)})")
         values += [database.storable(word.lower())] * len(SEARCHED)
-    words = f"{WORDS} WHERE {' AND '.join(wanted)} ORDER BY r.run DESC LIMIT ?"
+    words = f"{WORDS} WHERE {' AND '.join(wanted)} ORDER BY r.rowid DESC LIMIT ?"
     nothing: list[sqlite3.Row] = []
     found = history.ask(lambda db: db.execute(words, (*values, limit)).fetchall(), nothing)
     return [row_of(row, time.time() if now is None else now) for row in found]

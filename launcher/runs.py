@@ -72,7 +72,7 @@ class Found:
 
 
 def remembered(recent: int | None = None, like: str = "") -> list[Found]:
-    """The runs that were started from here, oldest first; no host is asked. See history.recall."""
+    """The runs that were started from here, the latest last; no host is asked. See history.recall."""
     return [found_of(record) for record in history.recall(recent, like)]
 
 
@@ -95,7 +95,7 @@ def find_runs(
     pool: Pool, more: Iterable[Host] = (), recent: int | None = None
 ) -> tuple[list[Found], list[RingctlError]]:
     """All runs that were started from here (or the `recent` ones and those that are not over), or are on this
-    machine or on the hosts `more`, oldest first; and why some of the hosts did not answer."""
+    machine or on the hosts `more`, the latest last; and why some of the hosts did not answer."""
     known = {found.run: found for found in remembered(recent)}
     hosts = [host for found in known.values() if not found.is_over for host in found.hosts]
     answers = ask_hosts([THIS_MACHINE, *hosts, *more], pool)
@@ -108,7 +108,17 @@ def find_runs(
             known[run] = Found(*about, from_here=False, attempt=attempt)
     found = [updated(found, answers) for found in known.values()]
     errors = [answer for _, answer in answers if isinstance(answer, RingctlError)]
-    return sorted(found, key=lambda f: f.started), errors
+    return in_order(found), errors
+
+
+def in_order(found: Sequence[Found]) -> list[Found]:
+    """The latest last. Those from here come as they were started, which the clock need not show: it may have
+    been set back. The others have nothing but their times, and come before what was here by then."""
+    moment, times = 0.0, {}
+    for each in found:
+        moment = max(moment, each.started) if each.from_here else moment
+        times[each.run] = moment if each.from_here else each.started
+    return sorted(found, key=lambda f: (times[f.run], f.from_here))
 
 
 Answer = list[Mapping[str, Any]] | RingctlError

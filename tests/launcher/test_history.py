@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import database, history, listing, watching
+from launcher import database, history, listing, runs, watching
 from launcher.errors import RingctlError
 from launcher.model import Host, Inventory, Plan, RankState, RunState, to_json
 from launcher.plan import LaunchOptions
@@ -92,6 +92,32 @@ def test_a_run_is_remembered_closed_and_forgotten() -> None:
     history.forget(RUN)
     assert history.recall() == []
     assert files() == {"history.db", "history.lock"}
+
+
+def test_the_latest_is_the_one_that_was_started_last_also_if_the_clock_was_set_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ["20260101-120000-aaaa", "20260101-110000-bbbb", "20260101-110100-cccc"]
+    for run, now in zip(names, (12.0, 11.0, 11.5), strict=True):  # after the first it is an hour earlier
+        monkeypatch.setattr(time, "time", lambda now=now: 3600.0 * now)
+        remember(run, name="mine")
+    history.close(ended(names[0]))  # that somebody writes of it later does not make it the latest
+    assert [found.run for found in runs.remembered()] == names
+    assert runs.find_run(None, runs.remembered(1)).run == names[2]
+    assert runs.find_run("mine", runs.remembered()).run == names[2]
+    assert [row["run"] for row in listing.rows()] == names[::-1]
+    assert [row["run"] for row in listing.rows(before=names[2])] == names[1::-1]
+    history.forget(names[1])
+    assert [row["run"] for row in listing.rows(before=names[1])] == [], "nothing is older by its id"
+    remember(names[0], attempt=2)
+    assert runs.find_run(None, runs.remembered(1)).run == names[0], "it was started again"
+
+
+def test_a_run_from_elsewhere_is_the_latest_if_it_began_after_all_that_were_here_by_then() -> None:
+    here = [runs.Found("set-back", "", (), 9.0), runs.Found("after-that", "", (), 8.0)]
+    elsewhere = [runs.Found(f"at-{at}", "", (), at, from_here=False) for at in (10.0, 8.5, 9.0)]
+    order = [found.run for found in runs.in_order([*here, *elsewhere])]
+    assert order == ["at-8.5", "at-9.0", "set-back", "after-that", "at-10.0"]
 
 
 def test_who_handed_a_run_in_stays_when_it_starts() -> None:
