@@ -73,7 +73,8 @@ class Decoder:
         self.run, self.host, self.clock = run, host, clock
         self.hidden = hidden  # values that no event may show
         self.ranks: set[int | None] = set()  # that it has told of
-        self.others: frozenset[int] = frozenset()  # ranks of which it has nothing to tell
+        self.own: frozenset[int | None] | None = None  # the ranks of which it may tell, if that is known
+        self.attempt = 0  # of which it tells; 0 for whichever it has
         self.clock_offset: float | None = None  # how far the host's clock is ahead of ours; None until heard
         self.cursor: list[int] | None = None
         self.count = 0  # events before the cursor
@@ -142,8 +143,8 @@ class Decoder:
         if len(self.ranks) > MOST_RANKS_HERE + 1:
             raise ValueError("more ranks than a host has")
         piece.watermark = events[-1].time
-        if not self.others.isdisjoint(self.ranks):
-            events = [event for event in events if event.rank not in self.others]
+        if self.own is not None and not self.ranks <= self.own:
+            events = [event for event in events if event.rank in self.own]
         self.count += len(events)
         if self.skip:
             known = min(self.skip, len(events))
@@ -164,6 +165,9 @@ class Decoder:
             self.clock_offset = apart if abs(apart) > CLOCKS_AGREE_S else 0.0
         if note["kind"] == "cursor":
             self.cursor = [whole(note[key]) for key in ("attempt", "segment", "offset")]
+            if self.attempt not in (0, self.cursor[0]):
+                raise ValueError("an attempt that it was not asked for")
+            self.attempt = self.cursor[0]
         elif note["kind"] == "error":
             piece.error, piece.over = words_of(note["error"]) or "it refuses", True
         else:
@@ -271,7 +275,7 @@ def follow(
     the newest attempt that a host has. With `some`, hosts that the attempt was not on are not missed. A host
     that has not started it yet has `patience` seconds to do so. Only those `after` the places that an update
     of the same attempt told; {} for such places from the first on. Where it is known that the attempt's ranks
-    are on `rank_hosts`, no host is believed about those of another."""
+    are on `rank_hosts`, no host is believed about others than its own."""
     pieces: queue.Queue[Piece] = queue.Queue(maxsize=4 * len(agents))
     quit_ = threading.Event()
     request = {"run": run, "follow": live, "attempt": attempt}
@@ -282,7 +286,9 @@ def follow(
             decoder.begin_at(after[name])
         if agent.host.local:
             decoder.clock_offset = 0.0
-        decoder.others = frozenset(rank for rank, host in (rank_hosts or {}).items() if host != name)
+        decoder.attempt = attempt
+        if rank_hosts is not None:
+            decoder.own = frozenset([None, *(rank for rank, host in rank_hosts.items() if host == name)])
         readers.append(Reader(agent, request, decoder, pieces, quit_, patience))
     for reader in readers:
         reader.start()

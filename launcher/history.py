@@ -23,7 +23,16 @@ from launcher.wholefile import replace_whole, sync_folder
 
 T = TypeVar("T")
 UNREADABLE = (OSError, ValueError, TypeError, KeyError, RecursionError)
+MOST_LAYOUTS = 50  # of a run; what hosts say of older attempts is not compared with any
 TOLD = ("step", "steps", "epoch", "epochs", "loss", "accuracy", "samples_per_s", "parameters_sha256")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """On which hosts ranks were planned, from an attempt on until there is another."""
+
+    since: int
+    rank_hosts: Mapping[int, str]
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,13 @@ class Record:
     cause: Mapping[str, Any] | None = None  # and what failed first, a diagnose.Cause, if that was looked for
     former: tuple[Host, ...] = ()  # hosts that only earlier attempts were on
     unended: tuple[str, ...] = ()  # those of them that have not said that nothing is left of it there
+    layouts: tuple[Layout, ...] = ()  # oldest first, with that of the newest attempt
+
+    def rank_hosts_in(self, attempt: int) -> Mapping[int, str] | None:
+        """Where its ranks were planned; None for an attempt of which that is not known."""
+        if attempt >= self.plan.attempt:
+            return self.plan.rank_hosts if attempt == self.plan.attempt else None
+        return next((old.rank_hosts for old in reversed(self.layouts) if old.since <= attempt), None)
 
 
 def new_run_id() -> str:
@@ -77,12 +93,22 @@ def remember(plan: Plan, inventory: Inventory, options: LaunchOptions) -> None:
         earlier = (*before.hosts, *before.former) if before else ()
         former = tuple(host for host in earlier if host.name not in names)
         unended = tuple(name for name in (before.unended if before else ()) if name not in names)
-        db.execute(
-            "DELETE FROM records WHERE run = ?", (plan.run,)
-        )  # then it is the last of them; see RECALL
-        put(db, Record(plan, hosts, time.time(), inventory, options, former=former, unended=unended))
+        # Then it is the last of them; see RECALL.
+        db.execute("DELETE FROM records WHERE run = ?", (plan.run,))
+        about = Record(plan, hosts, time.time(), inventory, options, former=former, unended=unended)
+        put(db, replace(about, layouts=layouts_with(before, plan)))
 
     change(work)
+
+
+def layouts_with(before: Record | None, plan: Plan) -> tuple[Layout, ...]:
+    """Those that are known of the run; most attempts are where the one before was."""
+    known = before.layouts if before else ()
+    if before is not None and not known:  # an older version wrote it
+        known = (Layout(before.plan.attempt, before.plan.rank_hosts),)
+    if known and known[-1].rank_hosts == plan.rank_hosts:
+        return known
+    return (*known, Layout(plan.attempt, plan.rank_hosts))[-MOST_LAYOUTS:]
 
 
 def note_ended(run: str, ended: Iterable[str], unended: Iterable[str] = ()) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -288,14 +288,18 @@ def candidates(found: Sequence[Checkpoint], step: int | None) -> list[Checkpoint
     return sorted(with_model, key=lambda c: (Fraction(c.step, c.steps or 1) * counted, c.step), reverse=True)
 
 
-def metrics_of(listings: Mapping[str, Listing], owners: Mapping[int, str]) -> dict[str, list[MetricsFile]]:
-    """Which host is asked for which metrics: each rank's once, from the host it is on where that is known."""
+Owners = Callable[[int], Mapping[int, str] | None]  # the attempt -> which host each rank is on, if known
+
+
+def metrics_of(listings: Mapping[str, Listing], owners: Owners) -> dict[str, list[MetricsFile]]:
+    """Which host is asked for which metrics: each rank's once, and of no host but the one that it was on in
+    that attempt, where that is known."""
     chosen: dict[tuple[int, int], tuple[str, MetricsFile]] = {}
     for host, found in listings.items():
         for file in found.metrics:
-            key = (file.rank, file.attempt)
-            if key not in chosen or owners.get(file.rank) == host:
-                chosen[key] = (host, file)
+            places = owners(file.attempt)
+            if places is None or places.get(file.rank) == host:
+                chosen.setdefault((file.rank, file.attempt), (host, file))
     wanted: dict[str, list[MetricsFile]] = {}
     for host, file in chosen.values():
         wanted.setdefault(host, []).append(file)

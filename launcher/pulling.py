@@ -186,7 +186,7 @@ def tell_no_model(heard: Heard, known: list[Checkpoint], step: int | None) -> No
 
 
 def bring_metrics(heard: Heard, to: PullFolder) -> None:
-    wanted = pull.metrics_of({h: heard.listings[h] for h in heard.near}, heard.found.rank_hosts)
+    wanted = pull.metrics_of({h: heard.listings[h] for h in heard.near}, heard.found.rank_hosts_in)
     lines = not heard.found.is_over
 
     def work(host: str) -> int:

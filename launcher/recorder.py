@@ -156,7 +156,7 @@ class Attempt:
                 attempt=self.attempt,
                 some=not self.newest,
                 after=places,
-                rank_hosts=self.record.plan.rank_hosts if self.newest else None,
+                rank_hosts=self.record.rank_hosts_in(self.attempt),
             )
             with contextlib.closing(events):  # type: ignore[type-var]  # a generator has a close()
                 for update in events:

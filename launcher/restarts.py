@@ -307,8 +307,9 @@ def show_unfollowed(run: str, attempts: Iterable[int], screen: Screen, pool: Poo
     for attempt in attempts:
         agents = agents_for(record.hosts, pool)
         state = replace(fold.initial(record.plan), attempt=attempt)
+        places = record.rank_hosts_in(attempt)
         with contextlib.suppress(RingctlError):  # none of its hosts has started it
-            for update in follow(agents, run, live=False, attempt=attempt, some=True):
+            for update in follow(agents, run, live=False, attempt=attempt, some=True, rank_hosts=places):
                 screen.show(update.events, state)
 
 

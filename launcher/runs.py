@@ -17,7 +17,6 @@ from launcher.transport import Key, Pool, way_to
 
 THIS_MACHINE = Host("localhost", local=True)
 STOPPED = "stopped"  # the reason of whoever wants it so
-MOST_AHEAD = 100  # attempts that somebody elsewhere may have started since the one that is known here
 TELL_S = 2.0  # so long, at most, the hosts that are told of a stop wait for the others to be
 
 
@@ -33,6 +32,7 @@ class Found:
     silent: tuple[str, ...] = ()  # why each of the other hosts did not answer
     from_here: bool = True  # all of its hosts are known; else it may be on others too
     rank_hosts: Mapping[int, str] = field(default_factory=dict)  # where its ranks are, if it was planned here
+    record: history.Record | None = None  # all that is known here of it
     end: RunState | None = None  # as somebody here has seen it; "lost" where a host could not be heard then
     cause: Mapping[str, Any] | None = None  # what failed first, a diagnose.Cause, if that was looked for
     attempt: int = 1  # the newest one that was begun here
@@ -51,8 +51,10 @@ class Found:
         return replace(state, state=self.end.state) if self.silent and self.end else state
 
     def rank_hosts_in(self, attempt: int) -> Mapping[int, str] | None:
-        """Where the ranks of an attempt are; None where that is not known: others may have been elsewhere."""
-        return self.rank_hosts if self.rank_hosts and attempt == self.attempt else None
+        """Where the ranks of an attempt are; None where that is not known: it was not planned here."""
+        if attempt == self.attempt:
+            return self.rank_hosts or None
+        return self.record.rank_hosts_in(attempt) if self.record else None
 
     @property
     def elsewhere(self) -> list[int]:
@@ -83,6 +85,7 @@ def found_of(record: history.Record) -> Found:
         record.hosts,
         record.started,
         rank_hosts=record.plan.rank_hosts,
+        record=record,
         end=record.end,
         cause=record.cause,
         attempt=record.plan.attempt,
@@ -153,6 +156,12 @@ def states_in(answer: Answer, run: str) -> list[Mapping[str, Any]]:
 
 def updated(found: Found, answers: Iterable[tuple[Host, Answer]]) -> Found:
     """With what its hosts say now; the end of a run is written down, so that nobody need be asked again."""
+    answers = list(answers)
+    if found.from_here and any(
+        s["attempt"] > found.attempt for _, a in answers for s in states_in(a, found.run)
+    ):
+        record = history.read(found.run)  # somebody here may have started it again meanwhile
+        found = found_of(record) if record else found
     mine = {way_to(host) for host in found.hosts}
     heard = believed(found, [(host, answer) for host, answer in answers if way_to(host) in mine])
     states = tuple(state for answer in heard for state in states_in(answer, found.run))
@@ -185,20 +194,14 @@ def settle(found: Found, pool: Pool) -> None:
 
 def believed(found: Found, answers: Sequence[tuple[Host, Answer]]) -> list[Answer]:
     """What hosts say of a run, without what they cannot know: how ranks are that were planned elsewhere, and
-    how many there are. Nor is an attempt believed that only some of them tell of and that nobody can have
-    come to, or that is to have begun while others go on with the one that is known."""
+    how many there are. Whoever starts an attempt writes it down here before, so a later one is believed only
+    if more than half of the run's hosts have come to it: this history may be an old copy."""
     names: dict[Key, set[str]] = {}
     for host in found.hosts:
         names.setdefault(way_to(host), set()).add(host.name)
-    told = [state["attempt"] for _, answer in answers for state in states_in(answer, found.run)]
-    going = {
-        state["attempt"]
-        for _, answer in answers
-        for state in states_in(answer, found.run)
-        if state["state"] in ("starting", "running")
-    }
-    most = found.attempt if found.attempt in going else found.attempt + MOST_AHEAD
-    bounded = found.from_here and any(attempt <= most for attempt in told)
+    told = [max((s["attempt"] for s in states_in(answer, found.run)), default=0) for _, answer in answers]
+    agreed = sorted(told, reverse=True)[len(told) // 2] if told else 0
+    most = max(found.attempt, agreed)
 
     def its(host: Host, state: Mapping[str, Any]) -> Mapping[str, Any]:
         places = found.rank_hosts_in(state["attempt"])
@@ -212,7 +215,7 @@ def believed(found: Found, answers: Sequence[tuple[Host, Answer]]) -> list[Answe
         if isinstance(answer, RingctlError):
             return answer
         states = states_in(answer, found.run)
-        return [its(host, state) for state in states if state["attempt"] <= most or not bounded]
+        return [its(host, state) for state in states if state["attempt"] <= most or not found.from_here]
 
     return [of(host, answer) for host, answer in answers]
 

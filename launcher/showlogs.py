@@ -87,7 +87,8 @@ def previous(found: Found, agents: Mapping[str, Agent]) -> int:
     newest = max(found.attempt, newest_of(found)) if found.from_here else newest_of(found) or 1
     for attempt in range(newest - 1, max(0, newest - 1 - MOST_MISSED), -1):
         with contextlib.suppress(RingctlError):
-            events = follow(agents, found.run, live=False, attempt=attempt, some=True)
+            places = found.rank_hosts_in(attempt)
+            events = follow(agents, found.run, live=False, attempt=attempt, some=True, rank_hosts=places)
             with contextlib.closing(events):  # type: ignore[type-var]  # a generator has a close()
                 if any(update.events for update in events):
                     return attempt

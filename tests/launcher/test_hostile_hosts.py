@@ -21,9 +21,10 @@ from launcher import history, showlogs, watch
 from launcher.agent import Agent
 from launcher.errors import HostError, RingctlError
 from launcher.follow import follow
-from launcher.model import Event, Host, RankState, RunState
+from launcher.model import Event, Host, HostPlan, Inventory, Plan, RankSpec, RankState, RunState
+from launcher.plan import LaunchOptions
 from launcher.push import push, take
-from launcher.runs import Found, updated
+from launcher.runs import Found, found_of, updated
 from launcher.transport import Pool
 from launcher.transport.local import LocalTransport
 from tests.launcher import hosts
@@ -306,9 +307,15 @@ def test_a_state_tells_only_of_its_hosts_ranks_and_of_attempts_that_can_be() -> 
     assert (now.state, now.ranks[0].state, now.ranks[0].host) == ("failed", "failed", "good")
     now = state_after(good, told_state("liar", 900000, r0="succeeded", r1="succeeded"), rank_hosts=PLACES)
     assert (now.attempt, now.ranks[0].state) == (1, "failed")
-    # Somebody else has started it again: on other hosts than those that are known here.
-    elsewhere = told_state("liar", 2, r0="running", r1="running")
-    assert state_after(good, elsewhere, rank_hosts=PLACES).state == "running"
+    # An attempt that nobody began here: not if only some tell of it, or others cannot be asked.
+    ahead = told_state("liar", 2, r0="running", r1="running")
+    now = state_after(good, ahead, rank_hosts=PLACES)
+    assert (now.attempt, now.state) == (1, "failed")
+    now = state_after(told_state("good", 2, r1="running"), ahead, rank_hosts=PLACES)
+    assert (now.attempt, now.state) == (2, "running"), "this history is an old copy"
+    its = Found("r1", "", (Host("good", "10.0.0.1"), Host("liar", "10.0.0.2")), 1.0, rank_hosts=PLACES)
+    away = updated(its, [(its.hosts[0], HostError("good", "away")), (its.hosts[1], [ahead])])
+    assert (away.states, away.is_over) == ((), False)
     going = told_state("good", 1, r0="running")
     now = state_after(going, told_state("liar", 2, r0="succeeded", r1="succeeded"), rank_hosts=PLACES)
     assert (now.attempt, now.ranks[0].host) == (1, "good"), "not while others go on with what is known"
@@ -316,6 +323,53 @@ def test_a_state_tells_only_of_its_hosts_ranks_and_of_attempts_that_can_be() -> 
     assert state_after(shrunk, told_state("liar", 1, r1="running"), rank_hosts=PLACES).world == 2
     now = state_after(told_state("good", 500, r1="running"), told_state("liar", 500, r0="running"))
     assert (now.attempt, now.state) == (500, "running")
+
+
+def plan_on(attempt: int, *hosts: str) -> Plan:
+    """A rank on each."""
+    places = tuple(
+        HostPlan(host, "/t", None, False, (RankSpec(rank, 0, (), {}),)) for rank, host in enumerate(hosts)
+    )
+    return Plan("r1", "", attempt, len(hosts), "127.0.0.1", 1, ("true",), places)
+
+
+def test_a_host_is_not_believed_about_ranks_that_it_did_not_have_then(tmp_path: Path) -> None:
+    """Where they were is remembered of all attempts: the second was without one host, the third as before."""
+    inventory = Inventory((Host("good", "10.0.0.1"), Host("liar", "10.0.0.2")), "good")
+    options = LaunchOptions("r1", "", ("true",), "/t")
+    for plan in (plan_on(1, "good", "liar"), plan_on(2, "good"), plan_on(3, "liar", "good")):
+        history.remember(plan, inventory, options)
+    record = history.read("r1")
+    assert record is not None
+    found = found_of(record)
+    places = [found.rank_hosts_in(attempt) for attempt in (1, 2, 3, 4)]
+    assert places == [{0: "good", 1: "liar"}, {0: "good"}, {0: "liar", 1: "good"}, None]
+    lies = [{**LINE, "rank": rank, "text": "mine"} for rank in (0, 1, 7)]
+    agents = two(telling(CURSOR, LINE, END), telling(CURSOR, *lies, END))
+    showlogs.save(found, agents, tmp_path, attempt=1)
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert sorted((event["host"], event["rank"]) for event in events) == [("good", 0), ("liar", 1)]
+
+
+def test_a_host_that_tells_of_another_attempt_than_it_was_asked_for_is_not_heard() -> None:
+    end = telling(CURSOR, LINE, END)
+    agents = two(end, telling({**CURSOR, "attempt": 7}, {**LINE, "rank": 1}, END))
+    updates = list(follow(agents, "r1", live=False, attempt=1))
+    assert {event.attempt for update in updates for event in update.events} == {1}
+    assert "an attempt that it was not asked for" in updates[-1].lost["liar"]
+
+
+def test_a_run_that_is_started_again_while_its_hosts_are_asked_is_told_as_it_is_now() -> None:
+    inventory = Inventory((Host("good", "10.0.0.1"),), "good")
+    history.remember(plan_on(1, "good"), inventory, LaunchOptions("r1", "", ("true",), "/t"))
+    record = history.read("r1")
+    assert record is not None
+    before = found_of(record)
+    history.remember(plan_on(2, "good"), inventory, LaunchOptions("r1", "", ("true",), "/t"))
+    now = updated(before, [(inventory.hosts[0], [told_state("good", 2, r0="running")])])
+    assert now.attempt == 2
+    assert now.state is not None
+    assert now.state.state == "running"
 
 
 class Notes:

@@ -380,8 +380,10 @@ def test_damage_that_can_be_seen_is_told(tmp_path: Path) -> None:
 def test_a_rank_has_the_metrics_that_its_own_host_has_of_it() -> None:
     first, second = pull.MetricsFile(0, 1, 3), pull.MetricsFile(0, 2, 3)
     claimed = {name: replace(host_with(), metrics=(first, second)) for name in ("a", "b")}
-    assert pull.metrics_of(claimed, {0: "b"}) == {"b": [first, second]}
-    assert pull.metrics_of(claimed, {}) == {"a": [first, second]}
+    assert pull.metrics_of(claimed, lambda _: {0: "b"}) == {"b": [first, second]}
+    assert pull.metrics_of(claimed, lambda _: None) == {"a": [first, second]}
+    moved = {1: {0: "a"}, 2: {0: "b"}}
+    assert pull.metrics_of(claimed, moved.get) == {"a": [first], "b": [second]}
 
 
 # --- Over SSH ------------------------------------------------------------------------------------
