@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
-from launcher.errors import RingctlError
+from launcher.errors import NotKept, RingctlError
 from launcher.wholefile import sync_folder
 
 T = TypeVar("T")
@@ -173,16 +173,16 @@ def is_damage(error: sqlite3.Error) -> bool:
     return type(error) is sqlite3.DatabaseError
 
 
-def cannot_write(path: Path, error: sqlite3.Error) -> RingctlError:
+def cannot_write(path: Path, error: sqlite3.Error) -> NotKept:
     """SQLite has several words for a disk without room."""
     why = str(error)
     with contextlib.suppress(OSError):
-        disk = os.statvfs(path.parent)
+        disk = os.statvfs(path.resolve().parent)
         if disk.f_flag & os.ST_RDONLY:
             why = "its disk can only be read"
         elif disk.f_bavail * disk.f_frsize < LEAST_ROOM:
             why = "its disk is full"
-    return RingctlError(f"{path}: cannot be written: {why}")
+    return NotKept(f"{path}: cannot be written: {why}")
 
 
 # --- Opening -------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def make(path: Path) -> None:
                 upgrade(db, path)
             sync_folder(path.parent)
     except OSError as error:
-        raise RingctlError(f"{path}: cannot be made: {error.strerror}") from None
+        raise NotKept(f"{path}: cannot be made: {error.strerror}") from None
 
 
 def upgrade(db: sqlite3.Connection, path: Path) -> None:

@@ -4,6 +4,7 @@
     ├── InputError          2   the input is wrong; nothing was touched
     ├── PreflightError      3   the hosts would not have been able to train
     ├── StoppedEarly      130   somebody stopped the run before all of it had started
+    ├── NotKept             1   this machine cannot write down what it must not forget: a full disk
     └── HostError           4   a host could not be reached, or refused us
 
 Each message says what happened, where, and (`fix`) what to do next.
@@ -42,6 +43,10 @@ class StoppedEarly(RingctlError):
     """Somebody stopped the run before all of it had started."""
 
     exit_code = 130
+
+
+class NotKept(RingctlError):
+    """This machine cannot write down what it must not forget: a full disk, or one that can only be read."""
 
 
 class HostError(RingctlError):

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import sqlite3
+import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from launcher import database
-from launcher.errors import RingctlError
+from launcher.errors import NotKept, RingctlError
 from launcher.fold import ENDED
 from launcher.model import Host, Inventory, Plan, RunState, from_json, to_json
 from launcher.plan import LaunchOptions
@@ -77,7 +78,18 @@ def make_folder(path: Path) -> None:
         for folder in (home(), path):  # `mode` is that of the last folder only
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise RingctlError(f"{path}: cannot be made: {error.strerror}") from None
+        raise NotKept(f"{path}: cannot be made: {error.strerror}") from None
+
+
+def need_room() -> None:
+    """Raises NotKept where nothing could be remembered."""
+    make_folder(home())
+    try:
+        with tempfile.TemporaryFile(dir=home()) as file:
+            file.write(bytes(database.LEAST_ROOM))
+            file.flush()
+    except OSError as error:
+        raise NotKept(f"{home()}: cannot be written: {error.strerror}") from None
 
 
 # --- Runs ----------------------------------------------------------------------------------------
@@ -426,7 +438,7 @@ def write_as(record: Any, path: Path) -> None:
     try:
         replace_whole(path, json.dumps(to_json(record)).encode())
     except OSError as error:
-        raise RingctlError(f"{path}: cannot be written: {error.strerror}") from None
+        raise NotKept(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def read_as(kind: type[T], path: Path) -> T | None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from launcher import ask, fold, history, runs
 from launcher.agent import Agent, agents_for
 from launcher.ask import Asked
-from launcher.errors import HostError, RingctlError, StoppedEarly
+from launcher.errors import HostError, NotKept, RingctlError, StoppedEarly
 from launcher.follow import Place, follow
 from launcher.leftovers import Leftovers, end_before
 from launcher.model import Host, Inventory, Plan
@@ -22,6 +22,10 @@ from launcher.watch import GRACE_S, Interrupts, Outcome, Screen, watch
 from launcher.watching import Book, Failure
 
 LONGEST_DELAY_S = 60.0
+ROOM_S, LONGEST_PAUSE_S = (
+    3600.0,
+    15.0,
+)  # how long, and how often, it is tried again where our own disk is full
 PASSING = re.compile(
     r"0x[0-9a-f]+|(?<=:)\d{4,5}\b|\b[\d.]+ ?m?s\b"
 )  # addresses, ports and times are never the same
@@ -266,7 +270,7 @@ def next_attempt(
             return None
         book.note(f"starting attempt {attempt + 1}")
         try:
-            begun = again(asked, attempt, pool, screen, interrupts, away)
+            begun = once_it_can_be_kept(asked, attempt, pool, screen, interrupts, away, book)
         except StoppedEarly:
             screen.note("somebody has stopped the run meanwhile: it is not started again")
             return None
@@ -276,6 +280,8 @@ def next_attempt(
             show_unfollowed(plan.run, range(attempt + 1, used + 1), screen, pool)
             attempt = max(attempt + 1, used)
             continue
+        if begun is None:
+            return None
         book.note()
         show_unfollowed(plan.run, range(attempt + 1, begun[0].attempt), screen, pool)
         if book.stopped:  # while it was starting
@@ -313,6 +319,35 @@ def show_unfollowed(run: str, attempts: Iterable[int], screen: Screen, pool: Poo
                 screen.show(update.events, state)
 
 
+def once_it_can_be_kept(
+    asked: Asked,
+    attempt: int,
+    pool: Pool,
+    screen: Screen,
+    interrupts: Interrupts,
+    away: Mapping[str, float],
+    book: Book,
+) -> tuple[Plan, Mapping[str, Agent]] | None:
+    """The next attempt, once this machine can write down that there is one: a full disk here is no failure of
+    the run, unless it stays so. None if the run is not wanted any more."""
+    deadline, pause, said = time.monotonic() + ROOM_S, 0.5, ""
+    while True:
+        attempt = current_attempt(asked.options.run, attempt)
+        try:
+            return again(asked, attempt, pool, screen, interrupts, away)
+        except NotKept as error:
+            if time.monotonic() > deadline:
+                raise
+            words = f"{error.message}; attempt {attempt + 1} begins once that has changed"
+            if words != said:
+                screen.note(words)
+            said = words
+            book.note(words)
+        pause = min(2 * pause, LONGEST_PAUSE_S)
+        if not wait(pause, interrupts, book):
+            return None
+
+
 def again(
     asked: Asked,
     attempt: int,
@@ -330,6 +365,7 @@ def again(
     needed = {host.name for host in record.hosts} if record else set()
     unasked = end_before(agents_for(hosts, pool), run, attempt, away)
     history.note_ended(run, [host.name for host in hosts if host.name not in unasked], unasked)
+    history.need_room()  # before hosts are asked for more
     lacking = {name: why for name, why in unasked.items() if name in needed}
     options = replace(ask.again(record.options if record else asked.options), attempt=attempt + 1)
     if lacking and options.min_world is not None:

@@ -20,9 +20,32 @@ from launcher.hostd import carriers
 from launcher.model import Host, Inventory
 from launcher.plan import LaunchOptions
 from launcher.watching import Failure
-from tests.launcher.ringctl import events, is_alive, lines, ringctl, run_folder, start, state, wait_for
+from tests.launcher.ringctl import (
+    RINGCTL,
+    events,
+    is_alive,
+    lines,
+    ringctl,
+    run_folder,
+    start,
+    state,
+    wait_for,
+)
 
 SOON = ["--restart-delay", "0.1"]
+# A command with a small disk of its own, which is filled and freed by a word on its standard input.
+ON_SMALL_DISK = [
+    *("unshare", "-m", "sh", "-c"),
+    """mount -t tmpfs -o size=2m tmpfs "$0" && "$@" </dev/null & command=$!
+    while read word; do
+        case $word in
+            fill) dd if=/dev/zero of="$0/filler" bs=4k 2>/dev/null; echo full;;
+            free) rm "$0/filler";;
+        esac
+    done
+    wait $command""",
+]
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a disk")
 OPTIONS = LaunchOptions(run="r", name="", command=("true",), trainer="", max_restarts=3)
 
 
@@ -255,6 +278,33 @@ def test_attempts_that_cannot_even_start_count_too(tmp_path: Path) -> None:
     log = (watching.folder() / f"{run}.log").read_text()
     assert log.count(" begins in ") == 2
     assert "it was started again 2 times, as often as --max-restarts allows" in log
+
+
+@as_root
+def test_a_full_disk_here_is_no_failed_attempt_and_is_waited_for(tmp_path: Path) -> None:
+    """Only the history is on it: that of the hosts has room. One restart is allowed, and is had."""
+    disk, ours, gate = tmp_path / "disk", tmp_path / "ours", tmp_path / "gate"
+    disk.mkdir()
+    ours.mkdir(mode=0o700)
+    (ours / "history.db").symlink_to(disk / "history.db")
+    text = f"while ! [ -e {gate} ]; do sleep 0.02; done; [ $attempt -gt 1 ]"
+    options = ["--local", "--world", "1", "--skip-preflight", "--max-restarts", "1", *SOON, *script(text)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    environ = {**os.environ, "RINGCTL_HOME": str(ours)}
+    command = [*ON_SMALL_DISK, str(disk), *RINGCTL, "launch", *options]
+    with subprocess.Popen(command, env=environ, text=True, **pipes) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        wait_for(lambda: list(ours.glob("runs/*/state.json")), "its start")
+        print("fill", file=process.stdin, flush=True)
+        for said in process.stdout:
+            if said == "full\n":
+                gate.touch()
+            if "attempt 2 begins once" in said or "--max-restarts allows" in said:
+                break
+        assert "history.db: cannot be written: its disk is full; attempt 2 begins once" in said
+        out, _ = process.communicate("free\n", timeout=60)
+    assert process.returncode == 0, out
 
 
 def test_who_restarts_a_run_that_was_started_again_meanwhile_is_told_so() -> None:
