@@ -22,13 +22,9 @@ from launcher.watch import GRACE_S, Interrupts, Outcome, Screen, watch
 from launcher.watching import Book, Failure
 
 LONGEST_DELAY_S = 60.0
-ROOM_S, LONGEST_PAUSE_S = (
-    3600.0,
-    15.0,
-)  # how long, and how often, it is tried again where our own disk is full
-PASSING = re.compile(
-    r"0x[0-9a-f]+|(?<=:)\d{4,5}\b|\b[\d.]+ ?m?s\b"
-)  # addresses, ports and times are never the same
+ROOM_S, LONGEST_PAUSE_S = 3600.0, 15.0  # how long, and how often, it is tried where our own disk is full
+# Addresses, ports and times are never the same.
+PASSING = re.compile(r"0x[0-9a-f]+|(?<=:)\d{4,5}\b|\b[\d.]+ ?m?s\b")
 
 # --- Pure: whether, when, and with whom ----------------------------------------------------------
 
