@@ -36,7 +36,6 @@ TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at
 if TYPE_CHECKING:
     import select
     import socket
-    import types
     from collections.abc import Callable, Iterator
     from types import TracebackType
     from typing import Any
@@ -310,16 +309,6 @@ def state_to_tell(run: str) -> dict[str, Any] | None:
         return read_state(run)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return {"run": run}
-
-
-def sibling(name: str) -> types.ModuleType:
-    """Another one of ringctl's host-side files, which is beside this one."""
-    import importlib
-
-    folder = os.path.dirname(os.path.abspath(__file__))
-    if folder not in sys.path:  # whoever started us by the name of the file, isolated from all others
-        sys.path.append(folder)
-    return importlib.import_module(name)
 
 
 def segment_name(attempt: int, segment: int) -> str:
@@ -1149,7 +1138,9 @@ class Supervisor:
         cwd = self.make_folder()
         self.port = hold_port(int(self.plan.get("listens") or 0), str(self.plan["run"]))
         if self.plan.get("lease"):
-            self.lease = sibling("hostlease").Lease(self.plan["lease"], str(self.plan["host"]))
+            from launcher.hostlease import Lease
+
+            self.lease = Lease(self.plan["lease"], str(self.plan["host"]))
             self.lease_fd = self.lease.open()
         for rank in self.ranks:
             os.makedirs(os.path.dirname(rank.metrics.path), mode=0o700, exist_ok=True)
@@ -1496,9 +1487,11 @@ class Supervisor:
 
     def take_slots(self) -> None:
         """Should that not be possible, hostd.log says why, and nothing else comes of it."""
+        from launcher import hostslots
+
         plan = self.plan
         about = str(plan["run"]), int(plan["attempt"]), len(self.ranks), int(plan["world"])
-        problem = sibling("hostslots").write(*about, bool(plan.get("shared")), self.warden)
+        problem = hostslots.write(*about, bool(plan.get("shared")), self.warden)
         try:
             sys.stderr.write(f"{problem}\n" if problem else "")
             sys.stderr.flush()
@@ -1507,7 +1500,9 @@ class Supervisor:
 
     def free_slots(self) -> None:
         """Before the final state is written: the next attempt may start at once then."""
-        sibling("hostslots").remove(str(self.plan["run"]))
+        from launcher import hostslots
+
+        hostslots.remove(str(self.plan["run"]))
 
     # the end
 
@@ -1587,7 +1582,9 @@ def wait_readable(fd: int, seconds: float) -> bool:
 
 def command_start(request: dict[str, Any]) -> dict[str, Any]:
     """Make the run's folder and start its ranks, detached from whoever asked."""
-    problem = sibling("hoststore").not_ours(home_folder())
+    from launcher.hoststore import not_ours
+
+    problem = not_ours(home_folder())
     if problem:
         raise Refused(problem)
     folder = run_folder(str(request["run"]))
@@ -1627,8 +1624,10 @@ def command_start(request: dict[str, Any]) -> dict[str, Any]:
 def claim_slots(request: dict[str, Any]) -> dict[str, Any]:
     """Take the slots of a run that is to start only if they are free. They are its own for as long as this
     process lives, which waits for the start."""
+    from launcher import hostslots
+
     about = request["claim"]
-    full = sibling("hostslots").claim(about, int(about["room"]), identity(os.getpid()))
+    full = hostslots.claim(about, int(about["room"]), identity(os.getpid()))
     if full:
         raise Refused(f"{SLOTS_TAKEN} {full}")
     return {}
@@ -1726,7 +1725,9 @@ def be_warden(folder: str, plan: dict[str, Any], answer: int) -> int:
         signal.signal(number, signal.SIG_IGN)  # the child's number is nobody's, or somebody else's
     kill_all(lambda: descendants(os.getpid()), 10.0)
     if status:  # hostd did not live to do it itself
-        sibling("hostslots").remove(str(plan["run"]))
+        from launcher import hostslots
+
+        hostslots.remove(str(plan["run"]))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     while not books_closed(folder) and status:
         time.sleep(HEARTBEAT_S)  # a full disk: as soon as there is room; not if hostd was told not to wait
@@ -1938,8 +1939,10 @@ def command_runs(request: dict[str, Any]) -> dict[str, Any]:
 
 def command_slots(_: dict[str, Any]) -> dict[str, Any]:
     """Who has what of this host, and what it is doing."""
-    runs, problem = sibling("hostslots").taken()
-    return dict(sibling("hosttop").now(home_folder()), runs=runs, problem=problem, time=time.time())
+    from launcher import hostslots, hosttop
+
+    runs, problem = hostslots.taken()
+    return dict(hosttop.now(home_folder()), runs=runs, problem=problem, time=time.time())
 
 
 def command_tell(request: dict[str, Any]) -> dict[str, Any]:

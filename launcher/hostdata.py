@@ -10,19 +10,18 @@ needed, and if it is not, it is somebody's.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import os
 import sys
 import tempfile
 import zlib
 
+from launcher import hoststore
+from launcher.preflight import hostfacts
+
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
     from typing import Any
-
-hostfacts: Any = importlib.import_module("hostfacts")  # beside this file on a host; there is no package there
-hoststore: Any = importlib.import_module("hoststore")
 
 CHUNK = 1 << 20
 

@@ -26,12 +26,12 @@ import sys
 import tempfile
 import time
 
+from launcher import hostd
+
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
-
-hostd: Any = importlib.import_module("hostd")  # beside this file on a host; there is no package there
 
 LAST_LINES = 12  # of a tool's output, when it fails
 LONGEST = 160  # of such a line

@@ -7,17 +7,16 @@ at is what a run will start in. One JSON request on stdin (`env`, `packages`, wh
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
 import sys
 
+from launcher import hostd
+
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
     from typing import Any
-
-hostd: Any = importlib.import_module("hostd")  # beside this file on a host; there is no package there
 
 LOOK_S, DEEP_S = 20.0, 120.0
 VENVS = (("~/venvs", "venv"), ("~/.virtualenvs", "venv"))

@@ -1,4 +1,8 @@
-"""ringctl's own files that run on hosts, and how they get there: by content, once, whole."""
+"""ringctl's own files that run on hosts, and how they get there: by content, once, whole.
+
+There they are the package `launcher` as well, cut down to these files, so that they import each other by the
+same names everywhere.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,9 @@ import json
 import os
 
 PACKAGE = os.path.dirname(os.path.abspath(__file__))
+HERE = os.path.dirname(PACKAGE)
 FILES = (
+    "__init__.py",
     "hostd.py",
     "hostlease.py",
     "hostslots.py",
@@ -17,35 +23,36 @@ FILES = (
     "hostlook.py",
     "hostdata.py",
     "hostfiles.py",
+    "preflight/__init__.py",
     "preflight/probe.py",
     "preflight/hostfacts.py",
     "preflight/mesh.py",
 )
-
-HERE = os.pathsep.join(dict.fromkeys(os.path.dirname(os.path.join(PACKAGE, file)) for file in FILES))
+NAMES = [f"launcher/{file}" for file in FILES]
 
 MISSING = b"--ringctl-missing--\n"
 
 # Runs a file of the kit, or several in one process ("hoststore:check,probe"), each with its line of stdin.
 # Imported rather than run as a script, so that Python keeps its compiled form. These lines are read by
 # whatever Python a host has, so they are such that a very old one can still say that it is. A kit of which
-# a part is gone, empty or garbled counts as missing.
+# a part is gone, empty or garbled counts as missing. The standard library comes first: on this machine the
+# folder is one that anything may be installed in.
 OLD = b"--ringctl-old--"
-NAMES = [os.path.basename(file) for file in FILES]
 RUN = f"""
 import os, sys
 if sys.version_info < (3, 8):
     sys.stdout.write("--ringctl-old--%d.%d\\n" % tuple(sys.version_info[:2]))
     sys.exit(1)
-folders = [os.path.expanduser(folder) for folder in sys.argv.pop(1).split(os.pathsep)]
-paths = [[os.path.join(folder, name) for folder in folders] for name in {NAMES!r}]
-whole = all(any(os.path.isfile(path) and os.path.getsize(path) for path in places) for places in paths)
-sys.path[:0] = folders
+folder, names = os.path.expanduser(sys.argv.pop(1)), {NAMES!r}
+paths = [os.path.join(folder, name) for name in names]
+whole = all(os.path.isfile(path) and os.path.getsize(path) for path in paths)
+sys.path.append(folder)
 code = 0
 for call in sys.argv.pop(1).split(","):
     words = call.split(":")
+    name = [name for name in names if name.endswith("/" + words[0] + ".py")][0]
     try:
-        main = whole and __import__(words[0]).main
+        main = whole and __import__(name[:-3].replace("/", "."), fromlist=["main"]).main
     except (ImportError, SyntaxError, ValueError, EOFError, AttributeError):
         main = None
     if not main:
@@ -65,6 +72,7 @@ import json, os, shutil, sys, tempfile, time
 os.umask(0o077)
 folder, files = os.path.expanduser(sys.argv[1]), json.loads(sys.stdin.buffer.read())
 kits, beside = os.path.dirname(folder), ""
+parts = sorted(set(os.path.dirname(name) for name in files))
 
 def whole():
     try:
@@ -84,14 +92,18 @@ try:
         if name.startswith("tmp") and time.time() - os.lstat(path).st_ctime > 3600:
             shutil.rmtree(path, ignore_errors=True)
     if whole():
-        shutil.rmtree(os.path.join(folder, "__pycache__"), ignore_errors=True)
+        for part in parts:
+            shutil.rmtree(os.path.join(folder, part, "__pycache__"), ignore_errors=True)
     else:
         beside = tempfile.mkdtemp(dir=kits)
+        for part in parts:
+            os.makedirs(os.path.join(beside, part))
         for name, text in files.items():
             with open(os.path.join(beside, name), "w", encoding="utf-8") as f:
                 f.write(text)
             settle(os.path.join(beside, name))
-        settle(beside)
+        for part in [""] + parts:
+            settle(os.path.join(beside, part))
         if os.path.lexists(folder) and not whole():
             os.rename(folder, beside + "-old")
         os.rename(beside, folder)
@@ -114,7 +126,7 @@ INSTALLED = b"--ringctl-installed--\n"
 
 
 def module(source: str) -> str:
-    """The name that a file of the kit is imported by."""
+    """The name that RUN knows a file of the kit by."""
     return os.path.basename(source).removesuffix(".py")
 
 
@@ -122,9 +134,9 @@ def module(source: str) -> str:
 def contents() -> bytes:
     """What INSTALL reads."""
     files = {}
-    for source in FILES:
-        with open(os.path.join(PACKAGE, source), encoding="utf-8") as f:
-            files[module(source) + ".py"] = f.read()
+    for name in NAMES:
+        with open(os.path.join(HERE, name), encoding="utf-8") as f:
+            files[name] = f.read()
     return json.dumps(files, sort_keys=True).encode()
 
 

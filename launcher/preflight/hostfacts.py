@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import os
 import socket
 import struct
@@ -28,11 +27,6 @@ IDX_FILES = {
     "t10k-images-idx3-ubyte": 3,
     "t10k-labels-idx1-ubyte": 1,
 }
-
-
-def beside(name: str) -> Any:
-    """Another file of the kit; there is no package on a host, but on the machine of whoever launches."""
-    return importlib.import_module(f"launcher.{name}" if __package__ else name)
 
 
 def text_of(path: str) -> str:
@@ -389,7 +383,9 @@ def folder(role: str, path: str) -> dict[str, Any]:
 def foreign(role: str, path: str) -> str:
     """Whether it, or ringctl's own folder in it, belongs to someone else. ringctl's own must be ours alone;
     another one may be shared, as long as we can write to it."""
-    problem = str(beside("hoststore").not_ours(path)) if role == "home" else ""
+    from launcher.hoststore import not_ours
+
+    problem = not_ours(path) if role == "home" else ""
     if problem:
         return problem
     for place in (path, os.path.join(path, "runs")):
@@ -519,7 +515,9 @@ def plan_facts(request: dict[str, Any], has: list[dict[str, Any]]) -> dict[str, 
 
 def all_facts(request: dict[str, Any]) -> dict[str, Any]:
     """All that is known to go wrong, looked at. The environment's own Python works meanwhile."""
-    environment = beside("hostlook").Looking(request)
+    from launcher import hostlook, hostslots
+
+    environment = hostlook.Looking(request)
     hostname = socket.gethostname()
     has = interfaces()
     names = [name for name in dict.fromkeys([hostname] + request["names"]) if not is_number(name)]
@@ -534,7 +532,7 @@ def all_facts(request: dict[str, Any]) -> dict[str, Any]:
         ephemeral=ephemeral_range(), memory=usable_memory(), shm=shared_memory(), folders=places,
         nofile=nofile, threads=threads, kills_on_logout=kills_on_logout(), cpu_flags=cpu_flags(),
         gpus=gpu_count(), runs=runs_here(),
-        taken=beside("hostslots").taken()[0], stale=sorted(k for k in os.environ if k.startswith(STALE)),
+        taken=hostslots.taken()[0], stale=sorted(k for k in os.environ if k.startswith(STALE)),
         firewalls=firewalls(),
         data=dataset(request["data"]) if request.get("data") else {},
     )  # fmt: skip
@@ -558,8 +556,10 @@ def shared_memory() -> int:
 
 
 def runs_here() -> list[str]:
+    from launcher.hostd import command_runs
+
     try:
-        states = beside("hostd").command_runs({})["runs"]
+        states = command_runs({})["runs"]
     except OSError:
         return []  # a folder that is not ours: that has a check of its own
     return [str(state["run"]) for state in states if state.get("state") in ("starting", "running")]

@@ -15,19 +15,17 @@ With `"only": "plan"` the first answer is the last, and only has what planning n
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import socket
 import sys
 import time
 
+from launcher.preflight import hostfacts, mesh
+
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
     from typing import Any
-
-hostfacts: Any = importlib.import_module("hostfacts")  # beside this file; there is no package on a host
-mesh: Any = importlib.import_module("mesh")
 
 SENTINEL = b"--ringctl-hostd--\n"
 PATIENCE_S = 60.0  # a controller that says nothing for so long is gone

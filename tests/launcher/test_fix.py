@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from launcher import inventory, yamltext
-from launcher.kit import PACKAGE
+from launcher.kit import HERE
 from launcher.model import CheckResult, EnvSpec, Facts, Host, PortUse
 from launcher.preflight import mend
 from launcher.preflight.examine import Examined
@@ -397,9 +397,9 @@ def stage(folder: Path, files: dict[str, bytes], sent: dict[str, bytes]) -> Any:
     """What the program on a host answers when it is told of `files` and `sent` arrives."""
     about = [(name, hashlib.sha256(data).hexdigest(), len(data)) for name, data in files.items()]
     request = json.dumps({"folder": str(folder), "files": about}).encode() + b"\n"
-    program = "import sys; sys.path[:0] = sys.argv[1:]; import hostdata; hostdata.main()"
+    program = "import sys; sys.path += sys.argv[1:]; from launcher import hostdata; hostdata.main()"
     done = subprocess.run(
-        [sys.executable, "-I", "-c", program, PACKAGE, f"{PACKAGE}/preflight"],
+        [sys.executable, "-I", "-c", program, HERE],
         input=request + zlib.compress(b"".join(sent.values())),
         capture_output=True,
         check=True,

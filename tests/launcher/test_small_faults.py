@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launcher import hostd
+from launcher import hostd, kit
 from tests.conftest import eventually
 from tests.launcher.hosts import OURS, Hosts, inventory
 from tests.launcher.ringctl import (
@@ -30,7 +30,6 @@ from tests.launcher.ringctl import (
     wait_until_final,
 )
 
-LAUNCHER = Path(hostd.__file__).parent
 RUN = "20260101-000000-abcd"
 
 # --- A full disk ---------------------------------------------------------------------------------
@@ -151,7 +150,7 @@ def test_a_supervisor_that_is_killed_on_a_full_disk_is_told_of_when_there_is_roo
 
 
 def ask_hostd(command: str, request: dict[str, object]) -> Any:
-    argv = [sys.executable, "-I", "-S", str(LAUNCHER / "hostd.py"), command]
+    argv = [sys.executable, "-I", "-S", "-c", kit.RUN, kit.HERE, "hostd", command]
     done = subprocess.run(argv, input=json.dumps(request).encode(), capture_output=True, check=True)
     return json.loads(done.stdout.partition(hostd.SENTINEL)[2])
 
@@ -190,7 +189,7 @@ SET_CLOCK = textwrap.dedent("""
         with open(clock) as f:
             return real() + float(f.read() or 0)
     time.time = shifted
-    import hostd
+    from launcher import hostd
     hostd.SEGMENT_BYTES = 4000
     sys.exit(hostd.main())
 """)
@@ -203,7 +202,7 @@ def with_a_clock(folder: Path, command: list[str]) -> str:
     plan = (run_folder(like) / "plan.json").read_text().replace(like, RUN)
     request = json.loads(plan)
     request["ranks"][0]["argv"] = command
-    argv = [sys.executable, "-I", "-S", "-c", SET_CLOCK, str(LAUNCHER), str(folder / "clock"), "start"]
+    argv = [sys.executable, "-I", "-S", "-c", SET_CLOCK, kit.HERE, str(folder / "clock"), "start"]
     (folder / "clock").write_text("0")
     done = subprocess.run(argv, input=json.dumps(request).encode(), capture_output=True, check=True)
     assert b'"hostd"' in done.stdout, done.stdout

@@ -115,7 +115,7 @@ def _serve() -> None:
 def _parts() -> list[str]:
     """All of the launcher but what runs on hosts."""
     names = [module.name for module in pkgutil.walk_packages(launcher.__path__, "launcher.")]
-    return [name for name in names if f"{name.rpartition('.')[2]}.py" not in kit.NAMES]
+    return [name for name in names if f"{name.replace('.', '/')}.py" not in kit.NAMES]
 
 
 def _call(argv: Sequence[str], environ: Mapping[str, str], place: int, *streams: int) -> None:
