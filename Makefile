@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-HOST_SIDE := $(addprefix launcher/,hostd.py hostlease.py hostslots.py hosttop.py hoststore.py hostenv.py hostlook.py hostfiles.py preflight/probe.py preflight/hostfacts.py preflight/mesh.py)
+HOST_SIDE = $(shell $(BIN)/python -c "from launcher import kit; print(*kit.NAMES)")
 SOURCES := launcher trainer tests benchmarks scripts examples
 
 .PHONY: help demo test lint audit bench bench-full soak cluster cluster-down clean

@@ -1,6 +1,6 @@
 """The Python environment of the ranks on all hosts: read its file, create it, compare what hosts have.
 
-Finding and activating it is done on the hosts, by hostd.py, hostlook.py and hostenv.py.
+Finding and activating it is done on the hosts, by hostactivate.py, hostlook.py and hostenv.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The ranks' environment on a host: made. One file, standard library only, Python 3.8 and up.
+"""The ranks' environment on a host: made. Standard library only, Python 3.8 and up.
 
-It is pushed beside hostd.py, and finds and activates environments with hostd's own functions, so that what
-is created here is what a run will start in. One JSON request on stdin; the answer is on stdout
-after a line that reads SENTINEL.
+It finds environments as the supervisor does (hostactivate.py), so that what is created here is what a run
+will start in. One JSON request on stdin; the answer is on stdout after a line that reads SENTINEL.
 
     ready    whether the environment is what the file asks for already
     create   make it so: {"kind": "step" | "output" | "tick"} lines while it goes, then "done" or "error"
@@ -26,7 +25,22 @@ import sys
 import tempfile
 import time
 
-from launcher import hostd
+from launcher.hostactivate import (
+    CONDA_TOOLS,
+    conda_bases,
+    env_record,
+    find_prefix,
+    find_program,
+    has_python,
+    login_environs,
+    made_venv,
+    named_prefix,
+)
+from launcher.hostanswer import SENTINEL, Refused, note
+from launcher.hostdisk import read_json, replace_file, write_all
+from launcher.hostprefork import PR_SET_PDEATHSIG, prctl
+from launcher.hostproc import has_ended, send
+from launcher.hostruns import command_runs, home_folder
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
@@ -53,7 +67,7 @@ MISLEADING = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_DEFAULT_ENV")
 
 def folder_of(name: str) -> str:
     """Everything that belongs to one environment of ours."""
-    return str(os.path.dirname(hostd.env_record(name)))
+    return str(os.path.dirname(env_record(name)))
 
 
 def own_python() -> str:
@@ -63,13 +77,12 @@ def own_python() -> str:
 
 def finished(request: dict[str, Any]) -> dict[str, Any] | None:
     """The record of an environment that was made from this very file, and is still there."""
-    record: dict[str, Any] = hostd.read_json(hostd.env_record(request["name"])) or {}
+    record: dict[str, Any] = read_json(env_record(request["name"])) or {}
     same = record.get("state") == "ready" and record.get("digest") == request["digest"]
-    if not same or not hostd.has_python(record["prefix"]):
+    if not same or not has_python(record["prefix"]):
         return None
     if record["tool"] == "venv" and (
-        record["python"] != own_python()
-        or hostd.made_venv(request["name"]) != os.path.realpath(record["prefix"])
+        record["python"] != own_python() or made_venv(request["name"]) != os.path.realpath(record["prefix"])
     ):
         return None
     return record
@@ -83,7 +96,7 @@ def write_record(request: dict[str, Any], state: str, tool: str, prefix: str) ->
         "prefix": prefix,
         "python": own_python(),
     }
-    hostd.replace_file(hostd.env_record(request["name"]), json.dumps(record).encode())
+    replace_file(env_record(request["name"]), json.dumps(record).encode())
     return record
 
 
@@ -98,15 +111,15 @@ def command_create(request: dict[str, Any]) -> None:
     """One at a time: homes may be shared, and then all hosts are told at once."""
     deadline = time.monotonic() + float(request["timeout"])
     folder = folder_of(request["name"])
-    for path in (hostd.home_folder(), os.path.dirname(folder), folder):
+    for path in (home_folder(), os.path.dirname(folder), folder):
         os.makedirs(path, mode=0o700, exist_ok=True)
     with open(os.path.join(folder, "lock"), "w") as lock:
         wait_for(lock.fileno(), deadline)
         record = finished(request)
         if record is not None:
-            hostd.note("done", how="up to date", record=record, notes=[])
+            note("done", how="up to date", record=record, notes=[])
             return
-        hostd.note("step", text="looking for conda, mamba or micromamba")
+        note("step", text="looking for conda, mamba or micromamba")
         tool = find_tool()
         make = Maker(request, deadline)
         if tool is None:
@@ -123,11 +136,11 @@ def wait_for(lock: int, deadline: float) -> None:
             return
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise hostd.Refused("another creation of it goes on for too long") from None
+                raise Refused("another creation of it goes on for too long") from None
         if not told:
-            hostd.note("step", text="waiting for another creation of it to end")
+            note("step", text="waiting for another creation of it to end")
             told = True
-        hostd.note("tick")
+        note("tick")
         time.sleep(0.2)
 
 
@@ -153,7 +166,7 @@ def find_tool() -> Tool | None:
     path = tool_in(dict(os.environ))
     if path is not None:
         return Tool(path, dict(os.environ))
-    for environ in hostd.login_environs():
+    for environ in login_environs():
         path = tool_in(environ)
         if path is not None:
             return Tool(path, environ)
@@ -164,8 +177,8 @@ def tool_in(environ: dict[str, str]) -> str | None:
     """What `environ` names, what is on its PATH, what is in the usual places."""
     candidates = [environ.get("CONDA_EXE") or "", environ.get("MAMBA_EXE") or ""]
     path = environ.get("PATH", os.defpath)
-    candidates += [hostd.find_program(name, path, "/") or "" for name in hostd.CONDA_TOOLS]
-    for base in hostd.conda_bases(environ):
+    candidates += [find_program(name, path, "/") or "" for name in CONDA_TOOLS]
+    for base in conda_bases(environ):
         candidates += [os.path.join(base, where) for where in ("bin/conda", "condabin/conda", "bin/mamba")]
         candidates.append(os.path.join(base, "bin/micromamba"))
     candidates += [os.path.expanduser(f"~/{where}/micromamba") for where in (".local/bin", "bin")]
@@ -185,34 +198,32 @@ class Maker:
     def conda(self, tool: Tool) -> None:
         """With the user's own tool, where that puts environments. Those cannot be moved, so the record says
         "creating" until it is whole, and no run starts in it before."""
-        existing = hostd.named_prefix(self.name, dict(os.environ))
-        existing = existing or hostd.named_prefix(self.name, tool.environ)
-        begun = (hostd.read_json(hostd.env_record(self.name)) or {}).get("state") == "creating"
+        existing = named_prefix(self.name, dict(os.environ))
+        existing = existing or named_prefix(self.name, tool.environ)
+        begun = (read_json(env_record(self.name)) or {}).get("state") == "creating"
         how = "created" if existing is None or begun else "updated"
         write_record(self.request, "creating" if how == "created" else "updating", tool.name, existing or "")
         file = os.path.join(self.folder, "environment.yaml")
-        hostd.replace_file(file, self.request["text"].encode())
+        replace_file(file, self.request["text"].encode())
         what = f"making {self.name}" if existing is None else f"bringing {existing} up to date"
-        hostd.note("step", text=f"{what} with {tool.path}")
+        note("step", text=f"{what} with {tool.path}")
         try:
             self.run(tool.name, tool.argv(self.name, existing, file), tool.environ)
         finally:
-            prefix = existing or hostd.named_prefix(self.name, tool.environ) or hostd.find_prefix(self.name)
+            prefix = existing or named_prefix(self.name, tool.environ) or find_prefix(self.name)
             if prefix is None:
-                os.unlink(hostd.env_record(self.name))  # nothing came of it that could be taken for whole
+                os.unlink(env_record(self.name))  # nothing came of it that could be taken for whole
         if prefix is None:
-            raise hostd.Refused(
-                f"{tool.path} said that all is well, but there is no environment {self.name!r}"
-            )
+            raise Refused(f"{tool.path} said that all is well, but there is no environment {self.name!r}")
         self.done(how, tool.name, prefix)
 
     def venv(self) -> None:
         """From the file's pip part: beside its place, and then one link is replaced."""
         self.check_venv_possible()
-        link = os.path.join(hostd.home_folder(), "venvs", self.name)
+        link = os.path.join(home_folder(), "venvs", self.name)
         if os.path.exists(link) and not os.path.islink(link):
-            raise hostd.Refused(f"{link} was not made by ringctl; move it away")
-        how = "updated" if hostd.made_venv(self.name) else "created"
+            raise Refused(f"{link} was not made by ringctl; move it away")
+        how = "updated" if made_venv(self.name) else "created"
         prefix = tempfile.mkdtemp(prefix="venv-", dir=self.folder)
         try:
             self.fill_venv(prefix)
@@ -228,7 +239,7 @@ class Maker:
         """Say what to do before the tool says what it lacks."""
         python = f"{sys.version_info[0]}.{sys.version_info[1]}"
         if self.request["pip"] == []:
-            raise hostd.Refused(
+            raise Refused(
                 "there is no conda, mamba or micromamba here, and the file has no pip part to make a "
                 "virtual environment from"
             )
@@ -236,7 +247,7 @@ class Maker:
             importlib.import_module("venv")
             importlib.import_module("ensurepip").version()
         except (ImportError, AttributeError):
-            raise hostd.Refused(
+            raise Refused(
                 f"{sys.executable} cannot make virtual environments (no ensurepip), and there is no conda, "
                 f"mamba or micromamba here; install the package python{python}-venv, or micromamba, or name "
                 "another Python as `python` of this host in the inventory"
@@ -253,12 +264,12 @@ class Maker:
 
     def fill_venv(self, prefix: str) -> None:
         environ = dict(os.environ)
-        hostd.note("step", text=f"there is none: making a virtual environment with {sys.executable}")
+        note("step", text=f"there is none: making a virtual environment with {sys.executable}")
         self.run("venv", [sys.executable, "-m", "venv", prefix], environ)
         file = os.path.join(self.folder, "requirements.txt")
-        hostd.replace_file(file, "".join(line + "\n" for line in self.request["pip"]).encode())
+        replace_file(file, "".join(line + "\n" for line in self.request["pip"]).encode())
         python = os.path.join(prefix, "bin", "python")
-        hostd.note("step", text="installing the file's pip part")
+        note("step", text="installing the file's pip part")
         self.run("pip", [python, "-m", "pip", "install", "-r", file], environ)
 
     def run(self, what: str, argv: list[str], environ: dict[str, str]) -> None:
@@ -267,21 +278,19 @@ class Maker:
         with open(self.log, "ab") as log:
             code, lines = watch(argv, dict(kept, **QUIET), log.fileno(), self.deadline)
         if code is None:
-            raise hostd.Refused(f"{what} was not done after {self.request['timeout']:g} s, and was ended")
+            raise Refused(f"{what} was not done after {self.request['timeout']:g} s, and was ended")
         if code:
             said = "".join(f"\n    {line[:LONGEST]}" for line in lines[-LAST_LINES:]) or " nothing"
-            raise hostd.Refused(
-                f"{what} failed with exit code {code} (all of it: {self.log}); it said:{said}"
-            )
+            raise Refused(f"{what} failed with exit code {code} (all of it: {self.log}); it said:{said}")
 
     def done(self, how: str, tool: str, prefix: str) -> None:
         record = write_record(self.request, "ready", tool, prefix)
         self.collect(prefix)
-        hostd.note("done", how=how, record=record, notes=self.notes)
+        note("done", how=how, record=record, notes=self.notes)
 
     def collect(self, newest: str) -> None:
         """Remove virtual environments that are in use no more; all stay while a run may be in one."""
-        if not any(run["state"] in ("starting", "running") for run in hostd.command_runs({})["runs"]):
+        if not any(run["state"] in ("starting", "running") for run in command_runs({})["runs"]):
             for name in os.listdir(self.folder):
                 path = os.path.join(self.folder, name)
                 if name.startswith("venv-") and path != newest:
@@ -297,21 +306,21 @@ def watch(
     """(exit code or None when out of time, last lines). It never outlives us, nor what it started."""
     process = subprocess.Popen(
         argv, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        start_new_session=True, preexec_fn=lambda: hostd.prctl(hostd.PR_SET_PDEATHSIG, signal.SIGKILL),
+        start_new_session=True, preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
     )  # fmt: skip
     lines: list[str] = []
     told = 0.0
     try:
         for data in pieces(process, deadline):
-            hostd.write_all(log, data)
+            write_all(log, data)
             lines += [line for line in re.split("[\r\n]+", data.decode(errors="replace")) if line.strip()]
             del lines[:-100]
             if not data.strip():
-                hostd.note("tick")
+                note("tick")
             elif time.monotonic() - told >= OUTPUT_EVERY_S:
-                hostd.note("output", text=lines[-1][:LONGEST])
+                note("output", text=lines[-1][:LONGEST])
                 told = time.monotonic()
-        ended = hostd.has_ended(process.pid)
+        ended = has_ended(process.pid)
     finally:
         end(process)
     return (process.returncode if ended else None), lines
@@ -322,7 +331,7 @@ def pieces(process: subprocess.Popen[bytes], deadline: float) -> Iterator[bytes]
     assert process.stdout is not None
     fd, rest = process.stdout.fileno(), b""
     while time.monotonic() < deadline:
-        ended = hostd.has_ended(process.pid)  # before looking: what it wrote last is in the pipe by now
+        ended = has_ended(process.pid)  # before looking: what it wrote last is in the pipe by now
         data = os.read(fd, 1 << 16) if select.select([fd], [], [], 0.0 if ended else 1.0)[0] else b""
         rest += data
         cut = max(rest.rfind(b"\n"), rest.rfind(b"\r")) + 1  # a progress bar goes back with \r
@@ -338,12 +347,12 @@ def pieces(process: subprocess.Popen[bytes], deadline: float) -> Iterator[bytes]
 def end(process: subprocess.Popen[bytes]) -> None:
     """It and what it started: TERM, grace, KILL."""
     assert process.stdout is not None
-    if not hostd.has_ended(process.pid):
-        hostd.send(process.pid, signal.SIGTERM, group=True)
+    if not has_ended(process.pid):
+        send(process.pid, signal.SIGTERM, group=True)
         deadline = time.monotonic() + GRACE_S
-        while not hostd.has_ended(process.pid) and time.monotonic() < deadline:
+        while not has_ended(process.pid) and time.monotonic() < deadline:
             time.sleep(0.01)
-    hostd.send(process.pid, signal.SIGKILL, group=True)
+    send(process.pid, signal.SIGKILL, group=True)
     process.wait()
     process.stdout.close()
 
@@ -354,19 +363,19 @@ def end(process: subprocess.Popen[bytes]) -> None:
 def main() -> int:
     commands = {"ready": command_ready, "create": command_create}
     request = json.loads(sys.stdin.buffer.readline() or b"{}")
-    hostd.write_all(1, hostd.SENTINEL)
+    write_all(1, SENTINEL)
     try:
         answer = commands[sys.argv[1]](request)
     except BrokenPipeError:
         return 0  # whoever asked is gone; what was under way has been ended
-    except hostd.Refused as error:
-        hostd.note("error", error=str(error))
+    except Refused as error:
+        note("error", error=str(error))
         return 1
     except OSError as error:
-        hostd.note("error", error=f"{error.filename or 'environment'}: {error.strerror}")
+        note("error", error=f"{error.filename or 'environment'}: {error.strerror}")
         return 1
     if answer is not None:
-        hostd.write_all(1, json.dumps(answer).encode() + b"\n")
+        write_all(1, json.dumps(answer).encode() + b"\n")
     return 0
 
 

@@ -1,7 +1,7 @@
-"""Looks into the ranks' environment on a host: one file, standard library only, Python 3.8 and up.
+"""Looks into the ranks' environment on a host. Standard library only, Python 3.8 and up.
 
-It is pushed beside hostd.py, and activates the environment with hostd's own functions, so that what is looked
-at is what a run will start in. One JSON request on stdin (`env`, `packages`, whether to look `deep`; or, with
+It activates the environment as the supervisor does (hostactivate.py), so that what is looked at is what a run
+will start in. One JSON request on stdin (`env`, `packages`, whether to look `deep`; or, with
 `search`, all that are in the usual places); the answer is on stdout after a line that reads SENTINEL.
 """
 
@@ -12,7 +12,20 @@ import os
 import signal
 import sys
 
-from launcher import hostd
+from launcher.hostactivate import (
+    activate,
+    clean_environ,
+    conda_bases,
+    conda_prefix,
+    find_program,
+    has_python,
+    made_venv,
+    named_prefix,
+    recorded_prefixes,
+)
+from launcher.hostanswer import SENTINEL, Refused
+from launcher.hostproc import send
+from launcher.hostruns import home_folder
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
@@ -113,7 +126,7 @@ class Looking:
             self.python, self.environ = python_of(request.get("env"), self.deep)
             self.interactive = needs_a_terminal(request.get("env"))
             self.process = self.start(quick=not self.deep)
-        except hostd.Refused as error:
+        except Refused as error:
             self.refused = str(error)
         except OSError as error:
             self.refused = f"{error.filename}: {error.strerror}"
@@ -123,7 +136,7 @@ class Looking:
 
         pipe = subprocess.PIPE
         argv = [self.python] + (["-S"] if quick else [])
-        argv += ["-c", LOOK, hostd.SENTINEL.decode(), "deep" if self.deep else ""] + self.packages
+        argv += ["-c", LOOK, SENTINEL.decode(), "deep" if self.deep else ""] + self.packages
         return subprocess.Popen(
             argv, env=self.environ, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True
         )
@@ -145,10 +158,10 @@ class Looking:
         try:
             out, err = self.process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
-            hostd.send(self.process.pid, signal.SIGKILL, group=True)
+            send(self.process.pid, signal.SIGKILL, group=True)
             self.process.communicate()
             return {"problem": f"{self.python} did not answer within {seconds:g} s", "kind": "broken"}
-        _, told, text = out.partition(hostd.SENTINEL)
+        _, told, text = out.partition(SENTINEL)
         if not told:
             said = err.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
             return {"problem": f"{self.python} does not work; it said: {said[0]}", "kind": "broken"}
@@ -158,25 +171,25 @@ class Looking:
 def python_of(env: dict[str, str] | None, deep: bool = False) -> tuple[str, dict[str, str]]:
     """(the Python that ranks will be run by, the environment they will have). The scripts that a conda
     environment runs when it is activated matter to an import, not to a look; they may take their time."""
-    environ = hostd.clean_environ(dict(os.environ))
+    environ = clean_environ(dict(os.environ))
     if env and env["kind"] == "conda" and not deep:
-        prefix = hostd.conda_prefix(env["value"])
+        prefix = conda_prefix(env["value"])
         return os.path.join(prefix, "bin", "python"), dict(environ, CONDA_PREFIX=prefix)
-    environ = hostd.activate(env, environ)
+    environ = activate(env, environ)
     names = [env["value"]] if env and env["kind"] == "python" else []
     path = environ.get("PATH", os.defpath)
     for name in names + ["python", "python3"]:
-        found = hostd.find_program(name, path, os.getcwd())
+        found = find_program(name, path, os.getcwd())
         if found:
             return str(found), environ
-    raise hostd.Refused("there is no Python on PATH; name an `env` for this host in the inventory")
+    raise Refused("there is no Python on PATH; name an `env` for this host in the inventory")
 
 
 def needs_a_terminal(env: dict[str, str] | None) -> bool:
     """Whether a conda environment is only found by what .bashrc sets for people at a terminal."""
     if env is None or env["kind"] != "conda" or "/" in env["value"]:
         return False
-    return not (hostd.named_prefix(env["value"], dict(os.environ)) or hostd.made_venv(env["value"]))
+    return not (named_prefix(env["value"], dict(os.environ)) or made_venv(env["value"]))
 
 
 # --- Searching -----------------------------------------------------------------------------------
@@ -192,30 +205,30 @@ def search(packages: list[str]) -> dict[str, Any]:
 def usual_environments() -> list[dict[str, str]]:
     """What an inventory would call them: conda's, ours, virtual ones, and the Python on PATH."""
     found = {os.path.realpath(prefix): env_at(prefix) for prefix in conda_prefixes()}
-    for pattern, kind in ((os.path.join(hostd.home_folder(), "venvs"), "conda"), *VENVS):
+    for pattern, kind in ((os.path.join(home_folder(), "venvs"), "conda"), *VENVS):
         for prefix in below(os.path.expanduser(pattern)):
             value = os.path.basename(prefix) if kind == "conda" else with_tilde(prefix)
-            if hostd.has_python(prefix):
+            if has_python(prefix):
                 found.setdefault(os.path.realpath(prefix), {"kind": kind, "value": value})
-    python = hostd.find_program("python3", os.environ.get("PATH", os.defpath), "/")
+    python = find_program("python3", os.environ.get("PATH", os.defpath), "/")
     on_path = [{"kind": "python", "value": str(python)}] if python else []
     return list(found.values())[: MOST_FOUND - 1] + on_path
 
 
 def conda_prefixes() -> list[str]:
-    bases = hostd.conda_bases(dict(os.environ))
+    bases = conda_bases(dict(os.environ))
     prefixes = [prefix for base in bases for prefix in below(os.path.join(base, "envs")) + [base]]
     return [
         prefix
-        for prefix in prefixes + hostd.recorded_prefixes()
-        if hostd.has_python(prefix) and os.path.isdir(os.path.join(prefix, "conda-meta"))
+        for prefix in prefixes + recorded_prefixes()
+        if has_python(prefix) and os.path.isdir(os.path.join(prefix, "conda-meta"))
     ]
 
 
 def env_at(prefix: str) -> dict[str, str]:
     """By its name, where that means this one."""
     above, name = os.path.split(prefix)
-    named = hostd.named_prefix(name, dict(os.environ)) if os.path.basename(above) == "envs" else None
+    named = named_prefix(name, dict(os.environ)) if os.path.basename(above) == "envs" else None
     return {"kind": "conda", "value": name if named == prefix else with_tilde(prefix)}
 
 
@@ -236,7 +249,7 @@ def main() -> int:
     answer = search(request["packages"]) if request.get("search") else Looking(request).result()
     if answer.get("problem"):
         answer = {"kind": "error", "error": answer["problem"]}
-    sys.stdout.buffer.write(hostd.SENTINEL + json.dumps(answer).encode() + b"\n")
+    sys.stdout.buffer.write(SENTINEL + json.dumps(answer).encode() + b"\n")
     return 0
 
 

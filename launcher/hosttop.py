@@ -1,4 +1,4 @@
-"""What a host is doing: load, memory, disk. Standard library only, Python 3.8 and up; hostd imports it."""
+"""What a host is doing: load, memory, disk. Standard library only, Python 3.8 and up; hostruns imports it."""
 
 from __future__ import annotations
 

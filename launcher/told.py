@@ -56,7 +56,7 @@ def figure(key: str, value: Any) -> int | float | str | None:
 
 @dataclass(frozen=True)
 class RankTold:
-    """What a host's state file says of a rank; see hostd's Rank.to_json."""
+    """What a host's state file says of a rank; see Rank.to_json in hostranks."""
 
     rank: int
     state: RankStatus
@@ -70,7 +70,7 @@ class RankTold:
 
 @dataclass(frozen=True)
 class StateTold:
-    """A host's state of a run; see hostd's Supervisor.save."""
+    """A host's state of a run; see Supervisor.write_state in hostsupervisor."""
 
     run: str
     name: str
@@ -109,7 +109,7 @@ def is_moment(value: float) -> bool:
 
 
 def check_stopped(answer: Mapping[str, Any]) -> None:
-    """The answer to `stop`; see hostd's command_stop."""
+    """The answer to `stop`; see hoststop."""
     if type(answer["known"]) is not bool:
         raise TypeError("known")
     for numbers in (answer["ended"], answer["left"]):
@@ -138,7 +138,7 @@ class HostNow:
 
 
 def checked_now(answer: Mapping[str, Any]) -> HostNow:
-    """The answer to `slots`; see hostd's command_slots."""
+    """The answer to `slots`; see command_slots in hostruns."""
     told = from_json(HostNow, dict(answer))
     sizes = (told.memory_free, told.memory_total, told.disk_free, told.disk_total)
     good = (

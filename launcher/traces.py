@@ -19,7 +19,8 @@ MARGIN = re.compile(r"^ {2,}(?:\| ?|\+ (?=Exception Group ))")  # of an exceptio
 RANK_LABEL = re.compile(r"^\[rank\d+\]: ?")  # torch's own, once a rank has joined
 ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
 LIBRARY = re.compile(
-    r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<frozen |^<string>$|/importlib/|/runpy\.py$|/hostd\.py$"
+    r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<frozen |^<string>$|/importlib/|/runpy\.py$|"
+    r"/host(?:prefork|d)\.py$"
 )
 SOURCE = re.compile(
     r"\[(?:enforce fail at )?\S+\.(?:cc|cpp|h|hpp):\d+\] ?\.? ?"

@@ -556,7 +556,7 @@ def shared_memory() -> int:
 
 
 def runs_here() -> list[str]:
-    from launcher.hostd import command_runs
+    from launcher.hostruns import command_runs
 
     try:
         states = command_runs({})["runs"]

@@ -22,7 +22,21 @@ from typing import Any
 
 import pytest
 
-from launcher import hostd, hoststore, inventory, mending, watching
+from launcher import (
+    hostanswer,
+    hostbooks,
+    hostdisk,
+    hostevents,
+    hostproc,
+    hostruns,
+    hoststart,
+    hoststore,
+    hostwarden,
+    hostword,
+    inventory,
+    mending,
+    watching,
+)
 from launcher.errors import RingctlError
 from launcher.preflight.mend import Action, Means
 from launcher.yamltext import Edit
@@ -167,7 +181,7 @@ def cut_off(act: Callable[[], object], how: str, at: int) -> int:
         try:
             act()
             code = GOT_OVER if fault.reached else DONE
-        except (OSError, RingctlError, hostd.Refused, hoststore.Refused):
+        except (OSError, RingctlError, hostanswer.Refused, hoststore.Refused):
             code = REFUSED
         except BaseException:
             traceback.print_exc()
@@ -228,13 +242,13 @@ def test_a_state_file_holds_what_was_or_what_came(folder: Path, how: str) -> Non
     path = folder / "state.json"
 
     def done() -> None:
-        assert hostd.read_json(str(path)) == NEW
+        assert hostdisk.read_json(str(path)) == NEW
         assert beside(folder) == {"state.json"}
 
     case = Case(
         prepare=lambda: path.write_text(json.dumps(OLD)),
-        act=lambda: hostd.replace_file(str(path), json.dumps(NEW).encode()),
-        whole=lambda: check(hostd.read_json(str(path)) in (OLD, NEW)),
+        act=lambda: hostdisk.replace_file(str(path), json.dumps(NEW).encode()),
+        whole=lambda: check(hostdisk.read_json(str(path)) in (OLD, NEW)),
         done=done,
         at_once=lambda: check(beside(folder) == {"state.json"}),
     )
@@ -244,7 +258,7 @@ def test_a_state_file_holds_what_was_or_what_came(folder: Path, how: str) -> Non
 @pytest.mark.parametrize("how", ENDS)
 def test_the_word_that_a_run_is_to_end_is_there_or_not(folder: Path, how: str) -> None:
     def word() -> Any:
-        return hostd.read_json(str(folder / "stop.json"))
+        return hostdisk.read_json(str(folder / "stop.json"))
 
     def done() -> None:
         assert (word()["attempt"], word()["reason"]) == (2, "stopped")
@@ -252,7 +266,7 @@ def test_the_word_that_a_run_is_to_end_is_there_or_not(folder: Path, how: str) -
 
     case = Case(
         prepare=lambda: (folder / "stop.json").write_text('{"attempt": 1, "grace": 5.0, "reason": "failed"}'),
-        act=lambda: hostd.leave_word(str(folder), 2, 1.0, "stopped"),
+        act=lambda: hostword.leave_word(str(folder), 2, 1.0, "stopped"),
         whole=lambda: check(word()["attempt"] in (1, 2)),
         done=done,
         at_once=lambda: check(beside(folder) <= {"stop.json", "lock"}),
@@ -262,7 +276,7 @@ def test_the_word_that_a_run_is_to_end_is_there_or_not(folder: Path, how: str) -
 
 def lines_of(folder: Path) -> list[Any]:
     """Whole lines of all segments, as a follower is sent them."""
-    paths = [folder / hostd.segment_name(*segment) for segment in hostd.segments(str(folder))]
+    paths = [folder / hostevents.segment_name(*segment) for segment in hostevents.segments(str(folder))]
     return [json.loads(line) for path in paths for line in path.read_bytes().split(b"\n")[:-1]]
 
 
@@ -275,14 +289,14 @@ def a_run_whose_supervisor_died(folder: Path) -> None:
     told = {"rank": 0, "state": "failed", "exit_code": 3, "signal": None, "reason": ""}
     log = [{"kind": "line", "rank": 1, "text": "before"}, {"kind": "rank_exited", **told}]
     text = "".join(json.dumps(event, separators=(",", ":")) + "\n" for event in log)
-    (folder / hostd.segment_name(1, 1)).write_text(text + '{"kind":"line","rank":2,"te')
-    hostd.keep_room(str(folder))
+    (folder / hostevents.segment_name(1, 1)).write_text(text + '{"kind":"line","rank":2,"te')
+    hostdisk.keep_room(str(folder))
 
 
 @pytest.mark.parametrize("how", ENDS)
 def test_each_rank_ends_once_however_often_the_books_are_closed(folder: Path, how: str) -> None:
     def whole() -> None:
-        state = hostd.read_json(str(folder / "state.json"))
+        state = hostdisk.read_json(str(folder / "state.json"))
         assert state is not None
         assert state["state"] in ("running", "failed")
         ends = [event["rank"] for event in lines_of(folder) if event["kind"] == "rank_exited"]
@@ -290,7 +304,7 @@ def test_each_rank_ends_once_however_often_the_books_are_closed(folder: Path, ho
 
     def done() -> None:
         whole()
-        state = hostd.read_json(str(folder / "state.json")) or {}
+        state = hostdisk.read_json(str(folder / "state.json")) or {}
         assert [rank["exit_code"] for rank in state["ranks"]] == [3, -9, -9, 0]
         codes = {e["rank"]: e["exit_code"] for e in lines_of(folder) if e["kind"] == "rank_exited"}
         assert codes == {0: 3, 1: -9, 2: -9, 3: 0}
@@ -300,7 +314,7 @@ def test_each_rank_ends_once_however_often_the_books_are_closed(folder: Path, ho
 
     case = Case(
         prepare=lambda: a_run_whose_supervisor_died(folder),
-        act=lambda: hostd.close_books(str(folder), hostd.KILLED),
+        act=lambda: hostbooks.close_books(str(folder), hostword.KILLED),
         whole=whole,
         done=done,
     )
@@ -311,14 +325,14 @@ def test_each_rank_ends_once_however_often_the_books_are_closed(folder: Path, ho
 def test_a_log_has_every_line_up_to_where_it_ends(
     folder: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hostd, "SEGMENT_BYTES", 300)
+    monkeypatch.setattr(hostevents, "SEGMENT_BYTES", 300)
     most = 12
 
     def numbers() -> list[int]:
         return [event["number"] for event in lines_of(folder)]
 
     def act() -> None:
-        log = hostd.EventLog(str(folder), 1)
+        log = hostevents.EventLog(str(folder), 1)
         for number in range(len(numbers()), most):
             log.event("line", number=number, text="x" * 50)
         check(log.finish() or log.finish())  # the first time there may be no room
@@ -327,15 +341,15 @@ def test_a_log_has_every_line_up_to_where_it_ends(
         prepare=lambda: None,
         act=act,
         whole=lambda: check(numbers() == list(range(len(numbers())))),
-        done=lambda: check(numbers() == list(range(most)) and len(hostd.segments(str(folder))) > 2),
+        done=lambda: check(numbers() == list(range(most)) and len(hostevents.segments(str(folder))) > 2),
     )
     goes_through(case, how, folder)
 
 
 def start_cut_off(run: str, how: str, at: int) -> int:
     """Start a run whose supervisor's step number `at` fails."""
-    rank = {"RINGCTL_RUN": run, "RINGCTL_METRICS": f"{hostd.run_folder(run)}/ranks/0/metrics.jsonl"}
-    rank["RINGCTL_CHECKPOINTS"] = f"{hostd.run_folder(run)}/checkpoints"
+    rank = {"RINGCTL_RUN": run, "RINGCTL_METRICS": f"{hostruns.run_folder(run)}/ranks/0/metrics.jsonl"}
+    rank["RINGCTL_CHECKPOINTS"] = f"{hostruns.run_folder(run)}/checkpoints"
     argv = ["sh", "-c", "echo one; echo two"]
     request = {
         "run": run, "name": "", "attempt": 1, "world": 1, "host": "h", "env": None, "workdir": "/",
@@ -343,17 +357,17 @@ def start_cut_off(run: str, how: str, at: int) -> int:
     }  # fmt: skip
     child = os.fork()
     if child == 0:
-        supervise = hostd.be_hostd
+        supervise = hostwarden.be_hostd
 
         def be_hostd(*args: Any) -> int:
             Fault(how, at)
             return supervise(*args)
 
-        hostd.be_hostd = be_hostd
+        hostwarden.be_hostd = be_hostd
         try:
-            hostd.command_start(request)
+            hoststart.command_start(request)
             os._exit(DONE)
-        except hostd.Refused:
+        except hostanswer.Refused:
             os._exit(REFUSED)
         except BaseException:
             traceback.print_exc()
@@ -362,9 +376,9 @@ def start_cut_off(run: str, how: str, at: int) -> int:
 
 
 def processes_of(run: str) -> list[int]:
-    about = hostd.read_state(run)
-    supervisors = [about[who]["pid"] for who in ("hostd", "warden") if about and hostd.alive(about[who])]
-    return hostd.carriers(run) + supervisors
+    about = hostruns.read_state(run)
+    supervisors = [about[who]["pid"] for who in ("hostd", "warden") if about and hostproc.alive(about[who])]
+    return hostproc.carriers(run) + supervisors
 
 
 STEPS = (*range(1, 40), 10_000)  # all that a short run has, and one that it does not get to
@@ -378,7 +392,7 @@ def test_a_supervisor_may_die_at_each_of_its_steps_and_the_run_ends(folder: Path
         place = folder / "runs" / run
         assert eventually(lambda run=run: not processes_of(run), 20.0), f"{run}: {processes_of(run)}"
         assert eventually(lambda place=place: is_closed(place), 20.0), f"{run}: {beside(place)}"
-        state, log = hostd.read_json(str(place / "state.json")), lines_of(place)
+        state, log = hostdisk.read_json(str(place / "state.json")), lines_of(place)
         ends = [event["state"] for event in log if event["kind"] == "rank_exited"]
         said = [event["text"] for event in log if event["kind"] == "line"]
         assert said == ["one", "two"][: len(said)]
@@ -392,9 +406,9 @@ def test_a_supervisor_may_die_at_each_of_its_steps_and_the_run_ends(folder: Path
 
 def is_closed(place: Path) -> bool:
     """Whether the run has a final state, or never had one, and nothing of use to nobody is left beside it."""
-    state = hostd.read_json(str(place / "state.json"))
+    state = hostdisk.read_json(str(place / "state.json"))
     left = [name for name in beside(place) if ".tmp" in name or name == "room"]
-    return (state is None or state["state"] in hostd.FINAL) and not left
+    return (state is None or state["state"] in hostruns.FINAL) and not left
 
 
 FILES = {"src/train.py": b"print(1)\n" * 1000, "run.sh": b"#!/bin/sh\n"}

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher import hostprefork
 from launcher.diagnose import LAST_LINES, Cause, Tails, first_failure, standstill
 from launcher.model import Event, Plan, RankState, RunState
 from launcher.text import failure_lines
-from launcher.traces import Stack, last_error
+from launcher.traces import Frame, Stack, last_error
 from launcher.watch import Stalls
 
 TRACEBACK = ["Traceback (most recent call last):", '  File "t.py", line 3, in <module>']
@@ -317,6 +318,10 @@ def test_ranks_that_all_wait_on_several_hosts_have_lost_the_network() -> None:
     state = run_of(running(0, metric={"step": 1}), running(1), state="running")
     said = standstill(state, seen(stack(0, *WAITING), stack(1, *WAITING)), {})
     assert "packets between the hosts are lost" in said
+
+
+def test_what_becomes_the_ranks_is_not_taken_for_the_users_own_program() -> None:
+    assert Frame(hostprefork.__file__, 1, "run_script").is_library
 
 
 def test_a_rank_that_has_stepped_since_is_not_where_it_was() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher import environment, hostd
+from launcher import environment, hostactivate, hostanswer
 from launcher.environment import Look
 from launcher.errors import HostError, InputError, RingctlError
 from tests.cluster import Cluster
@@ -245,7 +245,9 @@ def prefix_here(tmp_path: Path) -> Path:
 def activated(prefix: Path, script: str) -> dict[str, str]:
     """As on a machine that has no bash."""
     (prefix / "etc/conda/activate.d/a.sh").write_text(script)
-    return hostd.run_activation_scripts(str(prefix), {"PATH": str(prefix.parent / "bin"), "PWD": "/before"})
+    return hostactivate.run_activation_scripts(
+        str(prefix), {"PATH": str(prefix.parent / "bin"), "PWD": "/before"}
+    )
 
 
 def test_activation_works_without_bash(prefix_here: Path) -> None:
@@ -258,20 +260,20 @@ def test_activation_works_without_bash(prefix_here: Path) -> None:
 
 def test_a_script_for_bash_is_named_where_there_is_no_bash(prefix_here: Path) -> None:
     with pytest.raises(
-        hostd.Refused, match=r"activate\.d/a\.sh did not come to its end; it said: .*yntax error"
+        hostanswer.Refused, match=r"activate\.d/a\.sh did not come to its end; it said: .*yntax error"
     ):
         activated(prefix_here, "words=(one two)")
 
 
 def test_a_shell_that_hangs_is_given_up_and_ended() -> None:
     began = "echo began >&2; sleep 600"
-    assert hostd.shell_environ(["sh", "-c", began], dict(os.environ), 1.0) == (None, "began\n")
+    assert hostactivate.shell_environ(["sh", "-c", began], dict(os.environ), 1.0) == (None, "began\n")
 
 
 def test_a_login_shell_that_is_not_there_is_no_login(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHELL", "/no/such/shell")
     monkeypatch.setenv("PATH", "/nowhere")
-    assert list(hostd.login_environs()) == []
+    assert list(hostactivate.login_environs()) == []
 
 
 # --- Creating with conda and its kin -------------------------------------------------------------

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from launcher.hostd import Progress
 from launcher.hostlease import Lease, sign, verified
+from launcher.hostprogress import Progress
 
 SECRET = "5e" * 32
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from launcher import hostslots
-from launcher.hostd import identity, start_time
+from launcher.hostproc import identity, start_time
 from tests.launcher.ringctl import detach, launch, ringctl, run_folder, state, wait_for, wait_until_final
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

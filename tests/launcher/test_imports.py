@@ -15,7 +15,9 @@ from launcher import kit
 PROJECT = Path(__file__).resolve().parents[2]
 HOST_SIDE = tuple(kit.NAMES)
 ON_HOSTS = {name.removesuffix(".py").replace("/", ".") for name in HOST_SIDE}  # modules, by their names there
-IN_THE_RANKS_OWN_PYTHON = "launcher/hostd.py"  # becomes the ranks there, and imports torch for them by name
+IN_THE_RANKS_OWN_PYTHON = (
+    "launcher/hostprefork.py"  # becomes the ranks there, and imports torch for them by name
+)
 
 
 def modules_in(source: str, package: str, by_name: bool = True) -> Iterator[tuple[int, str]]:
@@ -83,6 +85,11 @@ def test_what_runs_on_hosts_needs_nothing_but_python_and_what_is_there_with_it(p
     ast.parse(source, feature_version=(3, 8))
     assert not_on_hosts(source) == set()
     assert set(modules_in(source, "")) or path.endswith("/__init__.py"), "the walk found its imports"
+
+
+def test_what_becomes_the_ranks_brings_nothing_of_ours_among_their_modules() -> None:
+    found = {module for _, module in modules_in((PROJECT / IN_THE_RANKS_OWN_PYTHON).read_text(), "")}
+    assert {module for module in found if is_or_is_in(module, ("launcher",))} == set()
 
 
 def not_on_hosts(source: str) -> set[str]:

@@ -16,7 +16,7 @@ import pytest
 
 from launcher import ask, cli, history, restarts, watching
 from launcher.errors import RingctlError
-from launcher.hostd import carriers
+from launcher.hostproc import carriers
 from launcher.model import Host, Inventory
 from launcher.plan import LaunchOptions
 from launcher.watching import Failure

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launcher import hostd, kit
+from launcher import hostanswer, hostevents, hostproc, kit
 from tests.conftest import eventually
 from tests.launcher.hosts import OURS, Hosts, inventory
 from tests.launcher.ringctl import (
@@ -152,7 +152,7 @@ def test_a_supervisor_that_is_killed_on_a_full_disk_is_told_of_when_there_is_roo
 def ask_hostd(command: str, request: dict[str, object]) -> Any:
     argv = [sys.executable, "-I", "-S", "-c", kit.RUN, kit.HERE, "hostd", command]
     done = subprocess.run(argv, input=json.dumps(request).encode(), capture_output=True, check=True)
-    return json.loads(done.stdout.partition(hostd.SENTINEL)[2])
+    return json.loads(done.stdout.partition(hostanswer.SENTINEL)[2])
 
 
 @pytest.mark.parametrize("differs", ["start", "boot"])
@@ -162,7 +162,7 @@ def test_a_process_that_has_the_number_of_a_supervisor_of_old_is_left_alone(diff
     wait_for(lambda: not is_alive(about["warden"]["pid"]), "the end of its supervisors")
     other = subprocess.Popen(["sleep", "600"], start_new_session=True)
     try:
-        who = {**hostd.identity(other.pid), differs: 1 if differs == "start" else "another one"}
+        who = {**hostproc.identity(other.pid), differs: 1 if differs == "start" else "another one"}
         about.update(state="running", ended=None, hostd=who, warden=who)
         about["ranks"][0].update(state="running", pid=other.pid, start=1, exit_code=None)
         (run_folder(run) / "state.json").write_text(json.dumps(about))
@@ -189,8 +189,8 @@ SET_CLOCK = textwrap.dedent("""
         with open(clock) as f:
             return real() + float(f.read() or 0)
     time.time = shifted
-    from launcher import hostd
-    hostd.SEGMENT_BYTES = 4000
+    from launcher import hostd, hostevents
+    hostevents.SEGMENT_BYTES = 4000
     sys.exit(hostd.main())
 """)
 
@@ -234,7 +234,7 @@ def test_a_clock_that_is_set_and_a_log_in_many_files_lose_nothing_while_followed
     assert shown.split() == numbers == [str(number) for number in range(1, len(numbers) + 1)]
     times = [event["time"] for event in events(run) if event["kind"] == "line"]
     assert max(times) - min(times) > 7000, "the clock was set"
-    assert len(hostd.segments(str(run_folder(run)))) > 4
+    assert len(hostevents.segments(str(run_folder(run)))) > 4
     assert ringctl("logs", run, "--no-prefix").stdout == shown
 
 

@@ -1,0 +1,50 @@
+"""How a host-side program answers whoever asked it.
+
+The answer is on stdout after a line that reads SENTINEL, so that whatever a login shell prints before it
+does no harm.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+
+from launcher.hostdisk import write_all
+
+TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+SENTINEL = b"--ringctl-hostd--\n"
+
+
+class Refused(Exception):
+    """The request cannot be carried out; the message is for the user."""
+
+
+def note(kind: str, **data: object) -> None:
+    line = json.dumps(dict({"kind": kind, "time": time.time()}, **data), separators=(",", ":"))
+    write_all(1, line.encode() + b"\n")
+
+
+def answered(
+    call: Callable[[dict[str, Any]], dict[str, Any] | None], command: str, request: dict[str, Any]
+) -> int:
+    """The exit code of having answered it."""
+    write_all(1, SENTINEL)
+    try:
+        answer = call(request)
+    except Refused as error:
+        note("error", error=str(error))
+        return 1
+    except BrokenPipeError:
+        return 0
+    except OSError as error:
+        note("error", error=f"{error.filename or command}: {os.strerror(error.errno or errno.EIO)}")
+        return 1
+    if answer is not None:
+        write_all(1, json.dumps(answer).encode() + b"\n")
+    return 0

@@ -1,0 +1,82 @@
+"""What is written for a supervisor that did not live to do so: how each rank ended, and the run."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+
+from launcher.hostdisk import read_json, remove_file, remove_leftovers, replace_file, room_file
+from launcher.hostevents import EventLog, log_exit, segment_name, segments
+from launcher.hostproc import alive
+from launcher.hostruns import FINAL
+from launcher.hostword import stop_word
+
+TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
+if TYPE_CHECKING:
+    from typing import Any
+
+EXIT_KEYS = ("state", "exit_code", "signal", "reason")
+FINAL_EVENTS = (b'{"kind":"rank_exited"', b'{"kind":"host_finished"')
+
+
+def close_books(folder: str, reason: str) -> None:
+    """Give every rank its final event, and the run its final state, if its supervisor did not live to."""
+    import fcntl
+
+    lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        remove_file(room_file(folder))
+        remove_leftovers(os.path.join(folder, "state.json"))
+        state = read_json(os.path.join(folder, "state.json"))
+        if state is None or state["state"] in FINAL or alive(state["hostd"]):
+            return  # the last: of a later attempt, which began this moment
+        asked = stop_word(folder, int(state["attempt"]))
+        stopped = asked is not None and asked.get("reason", "stopped") == "stopped"
+        reason = "stopped" if stopped else reason
+        told = final_ranks(folder, int(state["attempt"]))
+        for rank in state["ranks"]:
+            if rank["state"] in ("waiting", "running"):
+                killed = {"state": "stopped", "exit_code": -9, "signal": "SIGKILL", "reason": reason}
+                rank.update(told.get(rank["rank"]) or killed)
+        all_well = all(rank["state"] == "succeeded" for rank in state["ranks"])
+        final = "succeeded" if all_well else "stopped" if stopped else "failed"
+        state.update(state=final, ended=time.time(), cause=reason)
+        log_ends(folder, state, told)
+        replace_file(os.path.join(folder, "state.json"), json.dumps(state).encode())
+    finally:
+        os.close(lock)
+
+
+def final_ranks(folder: str, attempt: int) -> dict[int | None, dict[str, Any]]:
+    """How the ranks ended whose final event is in the log already; None stands for the host's own."""
+    told = {}
+    for number, segment in segments(folder):
+        if number != attempt:
+            continue
+        with open(os.path.join(folder, segment_name(attempt, segment)), "rb") as f:
+            for line in f:
+                if line.startswith(FINAL_EVENTS) and line.endswith(b"\n"):
+                    event = json.loads(line)
+                    told[event["rank"]] = {key: event.get(key) for key in EXIT_KEYS}
+    return told
+
+
+def log_ends(folder: str, state: dict[str, Any], told: dict[int | None, dict[str, Any]]) -> None:
+    """The final events that are not in the log yet. Where there is no room, no empty segment is left: it is
+    tried again, and again."""
+    lacking = [rank for rank in state["ranks"] if rank["rank"] not in told]
+    if not lacking and None in told:
+        return
+    log = EventLog(folder, int(state["attempt"]))
+    state["segment"] = log.segment
+    for rank in lacking:
+        log_exit(log, rank["rank"], *(rank[key] for key in EXIT_KEYS))
+    if None not in told:
+        log.event("host_finished", rank=None, state=state["state"], cause=state["cause"], left=[])
+    if not log.finish():
+        if log.size == 0:
+            remove_file(os.path.join(folder, segment_name(log.attempt, log.segment)))
+        raise OSError(errno.ENOSPC, log.problem)

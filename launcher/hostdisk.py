@@ -1,0 +1,94 @@
+"""Files that are whole whatever happens: replaced at once, and with room kept for the end on a full disk."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+
+from launcher.hostproc import start_time
+
+TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
+if TYPE_CHECKING:
+    from typing import Any
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+ROOM_BYTES = 1 << 20  # kept free on the disk while ranks run, for how they ended
+READ_BYTES = 1 << 20  # at a time, of a file or a pipe
+
+
+def replace_file(path: str, data: bytes, durable: bool = True) -> None:
+    """Put `data` at `path` so that a reader, or a crash, sees the old content or the new, never a part."""
+    if durable:
+        remove_leftovers(path)
+    temporary = f"{path}.tmp{os.getpid()}"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            write_all(fd, data)
+            if durable:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(temporary, path)
+    except OSError:
+        os.unlink(temporary)
+        raise
+    if durable:
+        sync_folder(os.path.dirname(path))
+
+
+def remove_leftovers(path: str) -> None:
+    """What others who were to replace this file have left beside it when they were killed."""
+    folder, name = os.path.split(path)
+    for other in os.listdir(folder):
+        head, _, pid = other.rpartition(".tmp")
+        if head == name and pid.isdigit() and start_time(int(pid)) is None:
+            remove_file(os.path.join(folder, other))
+
+
+def remove_file(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def keep_room(folder: str) -> None:
+    """Room on the disk for how the run ends, should the disk be full by then."""
+    fd = os.open(room_file(folder), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, ROOM_BYTES)
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise  # a file system that can keep nothing free is not told from one that did
+    finally:
+        os.close(fd)
+
+
+def room_file(folder: str) -> str:
+    return os.path.join(folder, "room")
+
+
+def sync_folder(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def read_json(path: str) -> dict[str, Any] | None:
+    """The file's object, or None if there is none to be read."""
+    try:
+        with open(path, "rb") as f:
+            value = json.loads(f.read())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None  # ValueError: cut short when the machine lost power
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,99 @@
+"""A run's event log: JSON lines in numbered segments."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+from launcher.hostdisk import NO_ROOM
+
+SEGMENT_BYTES = 64 << 20  # a log segment is closed and never touched again once it is this long
+
+
+def segment_name(attempt: int, segment: int) -> str:
+    return f"events-{attempt}-{segment:06d}.jsonl"
+
+
+def segments(folder: str) -> list[tuple[int, int]]:
+    """All (attempt, segment) of a run folder, in order."""
+    found = []
+    for name in os.listdir(folder):
+        if name.startswith("events-") and name.endswith(".jsonl"):
+            attempt, _, segment = name[len("events-") : -len(".jsonl")].partition("-")
+            if attempt.isdigit() and segment.isdigit():
+                found.append((int(attempt), int(segment)))
+    return sorted(found)
+
+
+def log_exit(log: EventLog, rank: int, state: str, code: int, signal: str | None, reason: str) -> None:
+    """A rank's one final event; `reason` says why it did not end by itself."""
+    log.event("rank_exited", rank=rank, state=state, exit_code=code, signal=signal, reason=reason)
+
+
+class EventLog:
+    """The run's events as JSON lines in numbered segments that are only ever appended to."""
+
+    def __init__(self, folder: str, attempt: int) -> None:
+        self.folder = folder
+        self.attempt = attempt
+        mine = [s for a, s in segments(folder) if a == attempt]
+        self.segment = max(mine) if mine else 0
+        self.fd = -1
+        self.size = 0
+        self.waiting: list[memoryview] = []  # what there was no room for, in pieces of whole lines
+        self.held = 0  # bytes of it
+        self.torn = False  # the first of them is written in part
+        self.problem: str | None = None  # why it was not written
+        self.next_segment()
+
+    def next_segment(self) -> None:
+        path = os.path.join(self.folder, segment_name(self.attempt, self.segment + 1))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        fd = os.open(path, flags, 0o600)
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.fd = fd
+        self.segment += 1
+        self.size = 0
+
+    def write(self, data: bytes) -> None:
+        """Append whole lines. On a full disk they wait in memory, and all later ones behind them."""
+        self.waiting.append(memoryview(data))
+        self.held += len(data)
+        self.flush()
+
+    def flush(self) -> bool:
+        """Whether nothing waits any more, having written what there is room for."""
+        while self.waiting:
+            piece = self.waiting[0]
+            try:
+                if self.size >= SEGMENT_BYTES and not self.torn:
+                    self.next_segment()
+                written = os.write(self.fd, piece)
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                self.problem = error.strerror
+                return False
+            self.size += written
+            self.held -= written
+            self.torn = written < len(piece)
+            self.waiting[:1] = [piece[written:]] if self.torn else []
+        return True
+
+    def finish(self) -> bool:
+        """Whether all of it is written, for good."""
+        try:
+            if self.flush():
+                os.fsync(self.fd)
+                return True
+        except OSError as error:  # some file systems look for room only now
+            if error.errno not in NO_ROOM:
+                raise
+            self.problem = error.strerror
+        return False
+
+    def event(self, kind: str, /, **data: object) -> None:
+        record = dict({"kind": kind, "time": round(time.time(), 6)}, **data)
+        self.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")

@@ -1,0 +1,131 @@
+"""What a rank prints and what it writes to its metrics file, made into events."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+
+from launcher.hostdisk import READ_BYTES
+
+TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
+if TYPE_CHECKING:
+    from typing import Any
+
+LONGEST_LINE = 32 << 20  # a line without an end is passed on in pieces of this size
+PLAIN = bytes(range(0x20, 0x7F))
+EVENT_KEYS = ("kind", "time", "run", "attempt", "host", "rank")  # a metrics record cannot set these
+
+
+def written_bytes(data: bytes) -> int:
+    """About how long this is as JSON: what is not plain text takes up to six bytes each."""
+    return len(data) + 5 * len(data.translate(None, PLAIN))
+
+
+class LineSplitter:
+    """Bytes in, event lines out. Ends are \\n, \\r\\n and \\r; bytes that are not UTF-8 survive as
+    surrogate escapes, so text and end together give back exactly what the rank wrote."""
+
+    ENDS = re.compile(rb"\r\n|\n|\r")
+
+    def __init__(self, rank: int, stream: str) -> None:
+        self.head = '{"kind":"line","time":%s,"rank":' + f'{rank},"stream":"{stream}","text":'
+        self.pieces: list[bytes] = []  # of a line whose end has not come yet
+        self.size = 0  # of those but the first, as they will be written
+        self.held = False  # those pieces end in a \\r, and have done so for a tick
+
+    def feed(self, data: bytes, now: float) -> bytes:
+        """Events for all lines that `data` completes."""
+        self.held = False
+        if b"\n" not in data and b"\r" not in data and not self._ends_in_return():
+            self.pieces.append(data)
+            return self._cut_endless(now)
+        data = b"".join(self.pieces) + data
+        if b"\r" in data:
+            return self._feed_with_returns(data, now)
+        whole, _, rest = data.rpartition(b"\n")
+        self.pieces = [rest] if rest else []
+        head, quote = self.head % repr(now), json.encoder.encode_basestring_ascii
+        lines = [head + quote(line.decode("utf-8", "surrogateescape")) + "}\n" for line in whole.split(b"\n")]
+        return "".join(lines).encode("ascii")
+
+    def flush(self, now: float, at_end: bool) -> bytes:
+        """A line that has waited behind a carriage return for a whole tick; `at_end`, whatever there is."""
+        ends_in_return = self._ends_in_return()
+        if not self.pieces or not (at_end or (ends_in_return and self.held)):
+            self.held = ends_in_return
+            return b""
+        text = b"".join(self.pieces)
+        self.pieces = []
+        return self._event(text[:-1], "\r", now) if ends_in_return else self._event(text, "", now)
+
+    def _ends_in_return(self) -> bool:
+        return bool(self.pieces) and self.pieces[-1].endswith(b"\r")
+
+    def _cut_endless(self, now: float) -> bytes:
+        self.size = (self.size if len(self.pieces) > 2 else 0) + written_bytes(self.pieces[-1])
+        if self.size <= LONGEST_LINE:
+            return b""
+        text = b"".join(self.pieces)
+        self.pieces = []
+        return self._event(text, "", now)
+
+    def _feed_with_returns(self, data: bytes, now: float) -> bytes:
+        out, start = [], 0
+        for match in self.ENDS.finditer(data):
+            if match.group() == b"\r" and match.end() == len(data):
+                break  # a \\n may follow in the next piece
+            out.append(self._event(data[start : match.start()], match.group().decode(), now))
+            start = match.end()
+        self.pieces = [data[start:]] if start < len(data) else []
+        return b"".join(out)
+
+    def _event(self, text: bytes, end: str, now: float) -> bytes:
+        quoted = json.dumps(text.decode("utf-8", "surrogateescape"))
+        tail = "" if end == "\n" else f',"end":{json.dumps(end)}'
+        return (self.head % repr(now) + quoted + tail + "}\n").encode("ascii")
+
+
+class MetricsTail:
+    """New records of a rank's metrics file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.offset = 0
+
+    def size(self) -> int:
+        try:
+            return os.stat(self.path).st_size
+        except OSError:
+            return 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """The records added since the last call; what is not a JSON object is left out."""
+        try:
+            with open(self.path, "rb") as f:
+                f.seek(self.offset)
+                data = f.read(READ_BYTES)
+        except OSError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        if not whole and len(data) == READ_BYTES:
+            whole = data  # no record is a megabyte long: skip the garbage
+        self.offset += len(whole)
+        records = []
+        for line in whole.splitlines():
+            try:
+                record = plain(json.loads(line))
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(record, dict):
+                records.append({k: v for k, v in record.items() if k not in EVENT_KEYS})
+        return records
+
+
+def plain(value: Any) -> Any:
+    """Without NaN and infinities, which JSON does not have: they become "nan", "inf", "-inf"."""
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [plain(part) for part in value]
+    return str(value) if isinstance(value, float) and not -1e308 <= value <= 1e308 else value

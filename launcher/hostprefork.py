@@ -1,0 +1,191 @@
+"""Becomes the ranks: imports torch once, forks one process a rank, and there is the user's program.
+
+The ranks' own Python runs it as a file. It imports nothing of ringctl, so that a rank finds nothing of us
+among its modules or on its path; whoever else needs something of it imports it from here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+
+TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+STACK_SIGNAL = signal.SIGRTMIN + 9  # programs have their own uses for SIGUSR1; the trainer knows this one
+
+
+def prefork() -> None:
+    """Import what every rank needs, fork one process a rank, and there become the user's program."""
+    request = json.loads(sys.stdin.buffer.read())
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    target, module = request["target"], request["module"]
+    if not sys.flags.isolated and not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.getcwd() if module else os.path.dirname(os.path.realpath(target))
+    if request["preload"]:
+        import_once()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for rank in request["ranks"]:
+        if fork_orphan():
+            enter_rank(rank, request)
+            if module:
+                run_module(target, request["args"])
+            else:
+                run_script(target, request["args"])
+            return
+
+
+def import_once() -> None:
+    """torch, where there is one. If it cannot be imported, each rank says so itself when it tries."""
+    import gc
+    import importlib.util
+
+    if importlib.util.find_spec("torch") is not None:
+        try:
+            importlib.import_module("torch.distributed")
+        except Exception:  # whatever it raises, the rank's own import raises again
+            for name in [n for n in sys.modules if n.partition(".")[0] == "torch"]:
+                del sys.modules[name]
+    gc.freeze()
+
+
+def fork_orphan() -> bool:
+    """Fork twice, so that the new process is a child of the sub-reaper; True in the new process."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return False
+    if os.fork():
+        os._exit(0)
+    return True
+
+
+def enter_rank(rank: dict[str, Any], request: dict[str, Any]) -> None:
+    """Everything that makes this process the rank: session, output, environment, fresh randomness."""
+    deadline = time.monotonic() + 5.0
+    while os.getppid() != request["supervisor"] and time.monotonic() < deadline:
+        time.sleep(0.001)
+    become_rank_process(request["supervisor"])
+    out, err = rank["fds"]
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    os.write(request["report"], b"%d %d\n" % (rank["rank"], os.getpid()))  # a pipe takes so little whole
+    for fd in [request["report"]] + [fd for other in request["ranks"] for fd in other["fds"]]:
+        os.close(fd)
+    os.environ.update(rank["env"])
+    if hasattr(sys, "orig_argv"):  # novermin
+        sys.orig_argv = list(rank["argv"])  # novermin  # type: ignore[attr-defined,unused-ignore]  # Python 3.10
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()  # its global state was drawn before the fork
+    register_stacks(rank["env"]["RINGCTL_METRICS"])
+    sys.excepthook = without_our_frames
+
+
+def without_our_frames(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+    """Show a traceback as if the program had been started by itself."""
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    value.__traceback__ = trace
+    sys.__excepthook__(kind, value, trace)
+
+
+def fresh_main() -> dict[str, Any]:
+    """A new `__main__`, as the interpreter has it before it runs a program."""
+    import builtins
+    import types
+
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    return main.__dict__
+
+
+def run_script(path: str, args: list[str]) -> None:
+    import importlib.machinery
+
+    full = os.path.abspath(path) if sys.version_info >= (3, 9) else path  # as the interpreter itself has it
+    loader = importlib.machinery.SourceFileLoader("__main__", full)
+    names = fresh_main()
+    names.update(__file__=full, __cached__=None, __loader__=loader)
+    if sys.version_info < (3, 14):
+        names["__annotations__"] = {}
+    sys.argv = [path] + args
+    with open(full, "rb") as f:
+        code = compile(f.read(), full, "exec", dont_inherit=True)
+    exec(code, names)
+
+
+def run_module(name: str, args: list[str]) -> None:
+    import runpy
+
+    fresh_main()
+    sys.argv = ["-m"] + args
+    runpy._run_module_as_main(name, alter_argv=True)  # type: ignore[attr-defined]  # what `python -m` itself calls
+
+
+# --- What each process of a rank does first ------------------------------------------------------
+
+
+def become_rank_process(supervisor: int) -> None:
+    """In the new process: own session, and dead as soon as the supervisor is."""
+    os.setsid()
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != supervisor:
+        os._exit(1)  # it died before the line above took effect
+    raise_open_files()
+
+
+def prctl(option: int, value: int) -> None:
+    """prctl(2); raises OSError where the kernel refuses."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def raise_open_files() -> None:
+    """As many open files as the host allows: the usual soft limit is low for a connection to each peer."""
+    import resource
+
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):
+        pass  # the host has lowered what it allows since: the rank keeps the limit it has
+
+
+def stack_file(metrics: str) -> str:
+    """Where a rank writes its stack when asked; that it is there says that the rank knows how to."""
+    return metrics + ".stacks"
+
+
+def register_stacks(metrics: str) -> None:
+    """In the rank: write all threads' stacks to its file when asked, even in the middle of a C function."""
+    import faulthandler
+
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+    try:
+        fd = os.open(stack_file(metrics), flags, 0o600)
+    except OSError:
+        return  # a full disk: the rank runs all the same
+    faulthandler.register(STACK_SIGNAL, file=fd, all_threads=True, chain=False)
+
+
+def main() -> int:
+    prefork()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

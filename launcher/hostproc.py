@@ -1,0 +1,182 @@
+"""Processes of this host: which run, what tells them from later ones of the same number, and ending them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+
+TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+def boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as f:
+        return f.read().strip()
+
+
+def start_time(pid: int) -> int | None:
+    """When the process was started, in clock ticks since boot; None if it is gone or a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as f:
+            fields = f.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def identity(pid: int) -> dict[str, Any]:
+    """What tells this process from a later one with the same pid."""
+    return {"pid": pid, "start": start_time(pid), "boot": boot_id()}
+
+
+def alive(who: dict[str, Any] | None) -> bool:
+    """Whether the process with this identity still runs."""
+    if not who or who.get("boot") != boot_id() or who.get("start") is None:
+        return False
+    return start_time(int(who["pid"])) == int(who["start"])
+
+
+def all_pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def descendants(root: int) -> list[int]:
+    """All living processes below `root`, nearest first."""
+    children: dict[int, list[int]] = {}
+    for pid in all_pids():
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as f:
+                fields = f.read().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        if fields[0] not in (b"Z", b"X"):
+            children.setdefault(int(fields[1]), []).append(pid)
+    found: list[int] = []
+    queue = [root]
+    while queue:
+        below = children.get(queue.pop(0), [])
+        found += below
+        queue += below
+    return found
+
+
+def carriers(run: str, upto: int | None = None) -> list[int]:
+    """All our processes whose environment carries the run's id, except this one; only those of attempts
+    `upto` one, if it is given."""
+    mark, attempt = b"\0RINGCTL_RUN=" + run.encode() + b"\0", re.compile(rb"\0RINGCTL_ATTEMPT=(\d+)\0")
+    found = []
+    for pid in all_pids():
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as f:
+                environ = b"\0" + f.read()
+        except OSError:
+            continue
+        if mark in environ and pid != os.getpid() and start_time(pid) is not None:
+            number = attempt.search(environ)
+            if upto is None or number is None or int(number.group(1)) <= upto:
+                found.append(pid)
+    return found
+
+
+def send(pid: int, number: int, group: bool = False) -> None:
+    """Signal a process or its group; one that is gone already is fine."""
+    try:
+        if group:
+            os.killpg(pid, number)
+        else:
+            os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def reap() -> list[tuple[int, int]]:
+    """(pid, wait status) of every child that has ended."""
+    ended: list[tuple[int, int]] = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended.append((pid, status))
+
+
+def kill_all(find: Callable[[], list[int]], seconds: float) -> list[int]:
+    """KILL what `find()` lists until it lists nothing; returns what is still there after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while True:
+        reap()
+        pids = find()
+        if not pids or time.monotonic() > deadline:
+            return list(pids)
+        for pid in pids:
+            send(pid, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def has_ended(child: int) -> bool:
+    """Whether a child has, without reaping it: until then its number, and its group's, are nobody else's."""
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for a signal that would kill it otherwise."""
+    try:
+        with open(f"/proc/{pid}/status") as f:
+            caught = next((line for line in f if line.startswith("SigCgt:")), "SigCgt: 0")
+    except OSError:
+        return False
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
+def cpu_and_state(pid: int) -> tuple[int, str]:
+    """Clock ticks of processor time that a process has used, and its state: R, S, D, T."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as f:
+            fields = f.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0, ""
+    return int(fields[11]) + int(fields[12]), fields[0].decode()
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory: in our control group, else at all."""
+    try:
+        with open("/proc/self/cgroup") as f:
+            groups = [line.rstrip("\n").split(":", 2) for line in f]
+    except OSError:
+        groups = []
+    places = [f"/sys/fs/cgroup{path}/memory.events" for _, names, path in groups if not names]
+    places += [
+        f"/sys/fs/cgroup/memory{path}/memory.oom_control"
+        for _, names, path in groups
+        if "memory" in names.split(",")
+    ]
+    for place in places + ["/proc/vmstat"]:
+        try:
+            with open(place) as f:
+                counts = dict(line.split()[:2] for line in f)
+        except (OSError, ValueError):
+            continue
+        if "oom_kill" in counts:
+            return int(counts["oom_kill"])
+    return 0
+
+
+def exit_code(status: int) -> int:
+    """A wait status as Python's subprocess gives it: -9 for SIGKILL."""
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def signal_name(status: int) -> str | None:
+    if not os.WIFSIGNALED(status):
+        return None
+    try:
+        return signal.Signals(os.WTERMSIG(status)).name
+    except ValueError:
+        return f"signal {os.WTERMSIG(status)}"

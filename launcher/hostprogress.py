@@ -1,0 +1,98 @@
+"""How ranks get on: when each last did, and where it is when it does not."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+
+from launcher.hostproc import alive, catches, send
+from launcher.hostruns import read_state
+
+TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
+if TYPE_CHECKING:
+    from typing import Any
+
+WATCHDOG_S = 30.0  # ranks that made no progress for so long, and for ten of their usual steps, are looked at
+USUAL_STEPS = 10
+UNTOLD_TIMES = 6  # ranks that tell no steps may stand still this much longer when another host is silent
+STACK_S = 0.5  # a rank writes its stack within this
+MOST_FRAMES = 40
+THREAD = re.compile(r"^(Current thread|Thread|Stack) ?\S* ?.*\(most recent call first\):$")
+STACK_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+
+
+class Progress:
+    """When a rank last got on, by its steps if it tells them, else by what it prints."""
+
+    def __init__(self, patience: str) -> None:
+        try:
+            self.least = float(patience or WATCHDOG_S)
+        except ValueError:
+            self.least = WATCHDOG_S
+        self.at = time.monotonic()
+        self.usual = 0.0  # seconds between two signs of progress, over the last few
+        self.signs = 0
+        self.step: object = None
+
+    def made(self) -> None:
+        now = time.monotonic()
+        new = 0.2 if self.signs > 1 else 1.0  # how long it took to begin says nothing once there is more
+        self.usual = (1.0 - new) * self.usual + new * (now - self.at)
+        self.at = now
+        self.signs += 1
+
+    def printed(self) -> None:
+        if self.step is None:
+            self.made()
+
+    def stepped(self, record: dict[str, Any]) -> bool:
+        """Whether this metrics record tells of another step than the one before."""
+        step = record.get("step")
+        if step is None or step == self.step:
+            return False
+        self.step = step
+        self.made()
+        return True
+
+    def stood(self, lease: float, silence: float) -> bool:
+        """Whether there was none for as long as the lease, and for ten usual steps. Where no steps are told,
+        nobody knows: printed lines may mean nothing, so another host's silence has to be a long one."""
+        if self.step is None:
+            return silence > UNTOLD_TIMES * lease
+        return time.monotonic() - self.at > max(lease, USUAL_STEPS * self.usual)
+
+    def lacks(self, times: float) -> bool:
+        """Whether there was none for `times` as long as one waits for it; never if that is 0 or less."""
+        patience = max(self.least, USUAL_STEPS * self.usual)
+        return self.least > 0 and time.monotonic() - self.at > times * patience
+
+
+def main_stack(dump: str) -> list[tuple[str, int, str]]:
+    """(file, line, function) of the main thread in a dump of faulthandler's, innermost first."""
+    threads: list[tuple[bool, list[tuple[str, int, str]]]] = []
+    for line in dump.splitlines():
+        thread, frame = THREAD.match(line), STACK_FRAME.match(line)
+        if thread:
+            threads.append((thread.group(1) != "Thread", []))
+        elif frame and threads:
+            threads[-1][1].append((frame.group(1), int(frame.group(2)), frame.group(3)))
+    # The kernel gives a signal to the main thread, so that is the current one; else it is the oldest.
+    current = [frames for is_current, frames in threads if is_current and frames]
+    return (current or [frames for _, frames in threads] or [[]])[-1][:MOST_FRAMES]
+
+
+def source_line(path: str, number: int) -> str:
+    import linecache
+
+    return linecache.getline(path, number).strip()[:160]
+
+
+def command_stacks(request: dict[str, Any]) -> dict[str, Any]:
+    """Have the supervisor look where its ranks are; says whether it is there to do so."""
+    state = read_state(str(request["run"]))
+    here = state is not None and state["state"] == "running" and alive(state["hostd"])
+    if here and state is not None and catches(int(state["hostd"]["pid"]), signal.SIGUSR1):
+        send(int(state["hostd"]["pid"]), signal.SIGUSR1)
+        return {"known": True, "asked": True}
+    return {"known": state is not None, "asked": False}

@@ -1,0 +1,222 @@
+"""The ranks of this host: their pipes and processes, what they need to start, and starting them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+from launcher import hostprefork
+from launcher.hostactivate import find_program
+from launcher.hostanswer import Refused
+from launcher.hostdisk import READ_BYTES, read_json
+from launcher.hostoutput import LineSplitter, MetricsTail
+from launcher.hostprefork import become_rank_process
+from launcher.hostproc import exit_code, signal_name
+from launcher.hostprogress import Progress
+from launcher.hostruns import home_folder, read_state, run_folder, runs_here
+
+TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
+if TYPE_CHECKING:
+    import socket
+    from typing import Any
+
+PORT_TAKEN = "the master port is taken:"  # the controller knows this beginning, and chooses another
+
+
+class PythonCommand:
+    """`python FLAGS script.py ARGS` or `python FLAGS -m module ARGS`, taken apart."""
+
+    def __init__(self, flags: list[str], target: str, module: bool, args: list[str]) -> None:
+        self.flags, self.target, self.module, self.args = flags, target, module, args
+
+
+def python_command(argv: list[str]) -> PythonCommand | None:
+    """None for what is not Python, or what only a real start of Python can do (-c, -i, stdin, a folder)."""
+    name = os.path.basename(argv[0])
+    if not (
+        (name.startswith("python") and name[len("python") :].replace(".", "").isdigit()) or name == "python"
+    ):
+        return None
+    i = 1
+    while i < len(argv):
+        word = argv[i]
+        if word in ("-W", "-X"):
+            i += 2
+        elif word == "-m":
+            return PythonCommand(argv[1:i], argv[i + 1], True, argv[i + 2 :]) if i + 1 < len(argv) else None
+        elif word.startswith(("-W", "-X")) or (
+            word.startswith("-") and word[1:] and set(word[1:]) <= set("bBdEIOPqsSuv")
+        ):
+            i += 1
+        elif word.startswith("-") or not word.endswith(".py"):
+            return None
+        else:
+            return PythonCommand(argv[1:i], word, False, argv[i + 1 :])
+    return None
+
+
+class Rank:
+    """One rank of this host: its pipes, its process, how it ended."""
+
+    def __init__(self, spec: dict[str, Any], patience: str = "") -> None:
+        self.number = int(spec["rank"])
+        self.local_rank = int(spec["local_rank"])
+        self.argv = [str(word) for word in spec["argv"]]
+        self.env = dict(spec["env"])
+        self.metrics = MetricsTail(str(self.env["RINGCTL_METRICS"]))
+        self.progress = Progress(patience)
+        self.ticks = -1  # processor time when it was asked for its stack; -1 when it was not
+        self.splitters: dict[int, LineSplitter] = {}
+        self.write_ends: list[int] = []
+        self.pid = 0
+        self.start: int | None = None
+        self.status: int | None = None
+        self.state = "waiting"
+        self.reason = ""
+        self.seen = time.time()
+        self.last: dict[str, Any] = {}
+
+    def open_pipes(self) -> None:
+        import fcntl
+
+        for stream in ("out", "err"):
+            read, write = os.pipe()
+            os.set_blocking(read, False)
+            try:
+                fcntl.fcntl(write, 1031, READ_BYTES)  # F_SETPIPE_SZ, named only from Python 3.10 on
+            except OSError:
+                pass  # the user's share of pipe memory is used up; the usual size does as well
+            self.splitters[read] = LineSplitter(self.number, stream)
+            self.write_ends.append(write)
+
+    @property
+    def ended(self) -> bool:
+        return self.status is not None
+
+    def close_write_ends(self) -> None:
+        for fd in self.write_ends:
+            os.close(fd)
+        self.write_ends = []
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rank": self.number, "pid": self.pid or None, "start": self.start, "state": self.state,
+            "exit_code": None if self.status is None else exit_code(self.status),
+            "signal": None if self.status is None else signal_name(self.status),
+            "reason": self.reason, "seen": self.seen, "metric": self.last,
+        }  # fmt: skip
+
+
+def copy_code(digest: str, target: str) -> None:
+    """A run's own copy of a snapshot: what it writes there stays with the run, and the snapshot as it was."""
+    import shutil
+
+    if not digest:
+        os.mkdir(target, 0o700)
+        return
+    source = os.path.join(home_folder(), "code", digest)
+    if not os.path.isdir(source):
+        raise Refused("the code of this run is not on this host; push it again")
+    shutil.copytree(source, target, symlinks=True)
+    for folder, _, files in os.walk(target):
+        os.chmod(folder, 0o700)
+        for path in [os.path.join(folder, name) for name in files]:
+            if not os.path.islink(path):
+                os.chmod(path, os.stat(path).st_mode | 0o200)
+
+
+def hold_port(port: int, run: str) -> socket.socket | None:
+    """Refuse to start ranks whose master port somebody has taken since it was chosen. A run has its port from
+    here on, though its ranks do not listen yet: to other runs it is taken for as long as what this returns is
+    open. That is a name, not a file, so that it is gone when the supervisor is, and means this host alone."""
+    import socket
+
+    if not port:
+        return None
+    held = socket.socket(socket.AF_UNIX)
+    try:
+        held.bind(f"\0ringctl master port {port}")
+    except OSError:
+        others = [name for name in runs_here() if name != run and holds(name, port)]
+        who = f"run {others[0]}" if others else "a run of another user"
+        raise Refused(f"{PORT_TAKEN} {port}, by {who}") from None
+    with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            s.bind(("", port))
+        except OSError as error:
+            raise Refused(f"{PORT_TAKEN} {port}: {error.strerror}") from None
+    return held
+
+
+def holds(run: str, port: int) -> bool:
+    """Whether that run is going on here and has this master port."""
+    plan, state = read_json(os.path.join(run_folder(run), "plan.json")), read_state(run)
+    return bool(plan and plan.get("listens") == port and state and state["state"] in ("starting", "running"))
+
+
+def rank_program(rank: Rank, env: dict[str, str], cwd: str) -> str:
+    """The executable of the rank's command. Where there is only a python3, `python` means that."""
+    name, path = rank.argv[0], env.get("PATH", os.defpath)
+    found = find_program(name, path, cwd) or (
+        find_program("python3", path, cwd) if name == "python" else None
+    )
+    if found is None:
+        raise Refused(f"there is no program {name!r} on this host")
+    return found
+
+
+def start_plain(rank: Rank, environ: dict[str, str], cwd: str) -> int:
+    """Start the rank as a process of its own."""
+    import subprocess
+
+    env = dict(environ, **rank.env)
+    program = rank_program(rank, env, cwd)
+    supervisor = os.getpid()
+    try:
+        process = subprocess.Popen(
+            [program] + rank.argv[1:], env=env, cwd=cwd, stdin=subprocess.DEVNULL,
+            stdout=rank.write_ends[0], stderr=rank.write_ends[1],
+            preexec_fn=lambda: become_rank_process(supervisor),
+        )  # fmt: skip
+    except OSError as error:
+        raise Refused(f"rank {rank.number}: cannot start {program}: {error.strerror}") from None
+    process.returncode = 0  # reaped by the supervisor's own loop, not by Popen
+    return process.pid
+
+
+def start_zygote(
+    ranks: list[Rank], command: PythonCommand, environ: dict[str, str], cwd: str
+) -> tuple[int, int]:
+    """Start the process that imports torch and forks the ranks: its pid, and where it reports their pids."""
+    import subprocess
+
+    common = {k: v for k, v in ranks[0].env.items() if all(r.env.get(k) == v for r in ranks)}
+    env = dict(environ, **common)
+    python = rank_program(ranks[0], env, cwd)
+    report_read, report_write = os.pipe()
+    request = {
+        "supervisor": os.getpid(), "report": report_write, "target": command.target, "module": command.module,
+        "args": command.args, "preload": len(ranks) > 1,
+        "ranks": [
+            {"rank": r.number, "argv": r.argv, "env": r.env, "fds": r.write_ends} for r in ranks
+        ],
+    }  # fmt: skip
+    supervisor = os.getpid()
+    process = subprocess.Popen(
+        [python] + command.flags + [os.path.abspath(hostprefork.__file__)],
+        env=env, cwd=cwd, stdin=subprocess.PIPE,
+        stdout=ranks[0].write_ends[0], stderr=ranks[0].write_ends[1],
+        pass_fds=[report_write] + [fd for r in ranks for fd in r.write_ends],
+        preexec_fn=lambda: become_rank_process(supervisor),
+    )  # fmt: skip
+    os.close(report_write)
+    assert process.stdin is not None
+    try:
+        process.stdin.write(json.dumps(request).encode())
+        process.stdin.close()
+    except BrokenPipeError:
+        pass  # it died at once; its exit status says why
+    process.returncode = 0  # reaped by the supervisor's own loop, not by Popen
+    return process.pid, report_read

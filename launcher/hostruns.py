@@ -1,0 +1,64 @@
+"""The runs of this host: where their folders are, and how each is."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from launcher.hostdisk import read_json
+from launcher.hostproc import alive
+
+TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
+if TYPE_CHECKING:
+    from typing import Any
+
+FINAL = ("succeeded", "failed", "stopped")
+
+
+def home_folder() -> str:
+    return os.environ.get("RINGCTL_HOME") or os.path.expanduser("~/.ringctl")
+
+
+def run_folder(run: str) -> str:
+    return os.path.join(home_folder(), "runs", run)
+
+
+def runs_here() -> list[str]:
+    try:
+        return sorted(os.listdir(os.path.join(home_folder(), "runs")))
+    except FileNotFoundError:
+        return []
+
+
+def read_state(run: str) -> dict[str, Any] | None:
+    """The run's state here; "lost" when its supervisor is gone without having finished it."""
+    state = read_json(os.path.join(run_folder(run), "state.json"))
+    if state is None:
+        return None
+    if state["state"] not in FINAL and not alive(state["hostd"]) and not alive(state["warden"]):
+        newer = read_json(os.path.join(run_folder(run), "state.json")) or state
+        state = newer if newer["state"] in FINAL else dict(newer, state="lost")
+    return state
+
+
+def state_to_tell(run: str) -> dict[str, Any] | None:
+    """The run's state here. One that cannot be read, perhaps a newer ringctl's, does not hide the others."""
+    try:
+        return read_state(run)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return {"run": run}
+
+
+def command_runs(request: dict[str, Any]) -> dict[str, Any]:
+    """The state of every run on this host, and this host's clock."""
+    wanted = request.get("run")
+    states = [state_to_tell(name) for name in runs_here() if wanted in (None, name)]
+    return {"runs": [state for state in states if state], "time": time.time()}
+
+
+def command_slots(_: dict[str, Any]) -> dict[str, Any]:
+    """Who has what of this host, and what it is doing."""
+    from launcher import hostslots, hosttop
+
+    runs, problem = hostslots.taken()
+    return dict(hosttop.now(home_folder()), runs=runs, problem=problem, time=time.time())

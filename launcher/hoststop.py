@@ -1,0 +1,96 @@
+"""`tell` and `stop`: ends a run here, down to whatever still carries its id."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from launcher.hostbooks import close_books
+from launcher.hostproc import alive, carriers, kill_all, send
+from launcher.hostruns import FINAL, read_state, run_folder
+from launcher.hostword import leave_word
+
+TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def command_tell(request: dict[str, Any]) -> dict[str, Any]:
+    """That this attempt of the run is to be stopped, which `stop` then sees to. Ranks that fail meanwhile,
+    for want of those on other hosts, are stopped ones."""
+    run, attempt = str(request["run"]), int(request["attempt"])
+    state = read_state(run)
+    if state is not None and state["state"] not in FINAL and int(state["attempt"]) == attempt:
+        try:
+            leave_word(run_folder(run), attempt, float(request["grace"]), "stopped")
+        except OSError:
+            pass  # a full disk: `stop` ends it all the same
+    return {}
+
+
+def command_stop(request: dict[str, Any]) -> dict[str, Any]:
+    """End the run here and wait for it; says what was ended and what could not be."""
+    run, grace = str(request["run"]), float(request.get("grace", 5.0))
+    reason, attempt = str(request.get("reason") or "stopped"), int(request.get("attempt") or 1)
+    folder = run_folder(run)
+    upto = attempt if request.get("exact") else None  # None: also whatever later one there is
+    before = state_or_word(run, attempt, grace, reason)
+    if before is None:
+        return {"known": False, "ended": [], "left": kill_all(lambda: carriers(run, upto), 5.0)}
+    number = signal.SIGTERM
+    if upto is None or int(before["attempt"]) <= upto:
+        try:
+            leave_word(folder, max(attempt, int(before["attempt"])), grace, reason)
+        except OSError:
+            # A full disk: it ends all the same, with the supervisor's own grace.
+            number = signal.SIGINT if reason == "stopped" else signal.SIGTERM
+        before = read_state(run) or before  # who was about to start has not seen the word, and is there now
+    if upto is not None and int(before["attempt"]) > upto:
+        # Late: what runs here now is not what was to be ended.
+        return {"known": True, "was": before["state"], "state": before["state"], "ended": [], "left": []}
+    running = [r["rank"] for r in before["ranks"] if r["state"] in ("waiting", "running")]
+    if before["state"] not in FINAL:
+        terminate(before, grace + 15.0, number)
+    left = kill_all(lambda: carriers(run, upto), 5.0)
+    try:
+        close_books(folder, reason)
+    except OSError:
+        pass  # a full disk: what matters is ended
+    after = read_state(run) or before
+    return {"known": True, "was": before["state"], "state": after["state"], "ended": running, "left": left}
+
+
+def state_or_word(run: str, attempt: int, grace: float, reason: str) -> dict[str, Any] | None:
+    """The run's state; one that has none yet is told not to start, and has a moment to have one after all."""
+    folder = run_folder(run)
+    deadline = time.monotonic() + 3.0
+    while True:
+        state = read_state(run)
+        if state is not None:
+            return state
+        fresh = not os.path.isdir(folder)
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        if not os.path.exists(os.path.join(folder, "stop.json")):
+            leave_word(folder, attempt, grace, reason)
+        if fresh or time.monotonic() > deadline:
+            return read_state(run)
+        time.sleep(0.05)
+
+
+def terminate(state: dict[str, Any], seconds: float, number: int) -> None:
+    """Ask the supervisor to end; if it does not in time, end it, and its warden ends the rest."""
+    hostd, warden = state["hostd"], state["warden"]
+    # A warden without hostd may wait for room on a full disk.
+    first = (hostd, number, seconds) if alive(hostd) else (warden, signal.SIGTERM, seconds)
+    steps = (first, (hostd, signal.SIGKILL, 15.0), (warden, signal.SIGKILL, 5.0))
+    for who, number, patience in steps:
+        if alive(who):
+            send(int(who["pid"]), number)
+        deadline = time.monotonic() + patience
+        while alive(hostd) or alive(warden):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+        else:
+            return

@@ -1,0 +1,527 @@
+"""The supervisor: starts a host's ranks, passes on what they say, and sees them to their end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+
+from launcher.hostactivate import activate, clean_environ
+from launcher.hostanswer import Refused
+from launcher.hostdisk import NO_ROOM, READ_BYTES, remove_file, replace_file, room_file
+from launcher.hostevents import EventLog, log_exit
+from launcher.hostprefork import STACK_SIGNAL, stack_file
+from launcher.hostproc import (
+    catches,
+    cpu_and_state,
+    descendants,
+    exit_code,
+    identity,
+    kill_all,
+    oom_kills,
+    reap,
+    send,
+    signal_name,
+    start_time,
+)
+from launcher.hostprogress import STACK_S, main_stack, source_line
+from launcher.hostranks import Rank, copy_code, hold_port, python_command, start_plain, start_zygote
+from launcher.hostword import KILLED, STOPPED_EARLY, TOLD_TO_END, stop_word
+
+TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
+if TYPE_CHECKING:
+    import select
+    import socket
+    from typing import Any
+
+    from launcher.hostoutput import LineSplitter
+
+TICK_S = 0.2  # metrics are looked at this often
+HEARTBEAT_S = 1.0  # state.json is written at least this often
+SETTLE_S = 1.0  # after the first failure the other ranks may fail by themselves this long
+STOP_SETTLE_S = 3.0  # whoever stopped the run on another host has so long to come here, too
+FAILED_GRACE_S = 3.0  # then TERM, and KILL after this
+HELD_BYTES = 8 << 20  # events that wait for room on a full disk; ranks that say more meanwhile are ended
+
+
+class Supervisor:
+    """Starts a host's ranks and sees them to their end."""
+
+    def __init__(self, folder: str, plan: dict[str, Any], warden: dict[str, Any]) -> None:
+        self.folder, self.plan, self.warden = folder, plan, warden
+        self.log = EventLog(folder, int(plan["attempt"]))
+        self.ranks = [Rank(spec, str(plan.get("watchdog") or "")) for spec in plan["ranks"]]
+        self.readers: dict[int, tuple[Rank, LineSplitter]] = {}
+        self.poll: select.poll
+        self.orphans: dict[int, int] = {}  # ended before we were told whose pid it was
+        self.port: socket.socket | None = None  # open as long as the master port is ours
+        self.zygote = 0  # the process that imports torch and forks the ranks; 0 for none
+        self.zygote_status: int | None = None
+        self.report_fd = -1
+        self.report = b""
+        self.state = "starting"
+        self.started = time.time()
+        self.ended: float | None = None
+        self.ending = ""  # why the ranks that still run are being ended
+        self.term_at: float | None = None
+        self.kill_at: float | None = None
+        self.stop_requested = False
+        self.asked = False  # somebody has told us to end
+        self.stop_told = False  # the other hosts know of it
+        self.failed: Rank | None = None
+        self.next_heartbeat = 0.0
+        self.oom_kills = oom_kills()
+        self.wants_stacks = False
+        self.stacks_at: float | None = None  # when what the ranks wrote is read
+        self.looks = 0  # how often the ranks were looked at since they last got on
+        self.lease: Any = None  # hostlease.Lease, where there are other hosts
+        self.lease_fd = -1
+        self.word_seen: float | None = None  # when that it is to be stopped was seen to be written down
+
+    # starting
+
+    def start(self) -> None:
+        """Start all ranks, or raise Refused with none of them left."""
+        environ = activate(self.plan["env"], clean_environ(dict(os.environ)))
+        cwd = self.make_folder()
+        self.port = hold_port(int(self.plan.get("listens") or 0), str(self.plan["run"]))
+        if self.plan.get("lease"):
+            from launcher.hostlease import Lease
+
+            self.lease = Lease(self.plan["lease"], str(self.plan["host"]))
+            self.lease_fd = self.lease.open()
+        for rank in self.ranks:
+            os.makedirs(os.path.dirname(rank.metrics.path), mode=0o700, exist_ok=True)
+            os.makedirs(rank.env["RINGCTL_CHECKPOINTS"], mode=0o700, exist_ok=True)
+            rank.open_pipes()
+            self.readers.update({fd: (rank, splitter) for fd, splitter in rank.splitters.items()})
+        command = python_command(self.ranks[0].argv) if self.plan["prefork"] else None
+        if command is not None:
+            self.zygote, self.report_fd = start_zygote(self.ranks, command, environ, cwd)
+            os.set_blocking(self.report_fd, False)
+        else:
+            self.start_each(environ, cwd)
+        for rank in self.ranks:
+            rank.close_write_ends()
+        self.state = "running"
+        self.write_state()
+
+    def start_each(self, environ: dict[str, str], cwd: str) -> None:
+        """One after the other; what the first say does not wait for the last."""
+        import select
+
+        heard = select.poll()
+        for fd in self.readers:
+            heard.register(fd, select.POLLIN)
+        for rank in self.ranks:
+            self.rank_started(rank, start_plain(rank, environ, cwd))
+            for fd, _ in heard.poll(0):
+                self.read_output(fd)
+
+    def make_folder(self) -> str:
+        """Where the ranks run: the run's own copy of its code, or wherever the plan says."""
+        own = os.path.join(self.folder, "work")
+        if not os.path.isdir(own):
+            copy_code(str(self.plan.get("code") or ""), own)
+        cwd = os.path.expanduser(str(self.plan["workdir"]))
+        if not os.path.isdir(cwd):
+            raise Refused(f"there is no folder {cwd}")
+        return cwd
+
+    def rank_started(self, rank: Rank, pid: int) -> None:
+        rank.pid, rank.start, rank.state, rank.seen = pid, start_time(pid), "running", time.time()
+        rank.progress.at = time.monotonic()
+        self.log.event("rank_started", rank=rank.number, pid=pid)
+        if pid in self.orphans:
+            self.rank_ended(rank, self.orphans.pop(pid))
+
+    # the loop
+
+    def run(self) -> None:
+        """Until every rank has ended and nothing of the run is left."""
+        import select
+
+        wake_read, wake_write = os.pipe()
+        for fd in (wake_read, wake_write):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, self.on_terminate)
+        signal.signal(signal.SIGINT, self.on_terminate)
+        signal.signal(signal.SIGUSR1, self.on_look)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        self.poll = select.poll()
+        # The zygote's report comes before the pipes, so that a rank is known before its first line.
+        others = [fd for fd in (self.report_fd, self.lease_fd) if fd >= 0]
+        for fd in [wake_read] + others + list(self.readers):
+            self.poll.register(fd, select.POLLIN)
+        next_tick = 0.0
+        while any(rank.status is None for rank in self.ranks):
+            for fd, _ in self.poll.poll(TICK_S * 1000):
+                if fd == wake_read:
+                    os.read(wake_read, 4096)
+                elif fd == self.report_fd:
+                    self.read_report()
+                elif fd == self.lease_fd:
+                    self.lease.receive(time.monotonic())
+                elif fd in self.readers and self.log.held <= HELD_BYTES:
+                    self.read_output(fd)
+                elif fd in self.readers:
+                    time.sleep(TICK_S / 10)  # the ranks wait for room, too
+            self.collect()
+            now = time.monotonic()
+            if now >= next_tick:
+                next_tick = now + TICK_S
+                self.tick()
+        self.finish()
+
+    def on_terminate(self, number: int, _: object) -> None:
+        """SIGINT is that of a stop whose word could not be written down; without a word, SIGTERM comes from
+        somebody else: the host is shut down, say."""
+        self.end_as_told(stop_word(self.folder, int(self.plan["attempt"])) or {}, number)
+
+    def end_as_told(self, request: dict[str, Any], number: int = signal.SIGTERM) -> None:
+        now = time.monotonic()
+        orphaned = not request and os.getppid() != self.warden["pid"]
+        first = not self.ending
+        self.asked = True
+        unasked = KILLED if orphaned else "stopped" if number == signal.SIGINT else TOLD_TO_END
+        self.ending = self.ending or (str(request.get("reason") or "stopped") if request else unasked)
+        self.stop_requested = self.ending == "stopped"
+        self.term_at = now
+        if first and not orphaned and not self.stop_requested:  # a rank elsewhere failed: where are ours?
+            self.wants_stacks, self.term_at = True, now + STACK_S + 2 * TICK_S
+        kill_at = self.term_at + float(request.get("grace", FAILED_GRACE_S))
+        self.kill_at = kill_at if self.kill_at is None else min(kill_at, self.kill_at)
+
+    def tick(self) -> None:
+        """What is done now and then: metrics, held-back lines, ending what must end, heartbeat."""
+        now, clock = time.time(), time.monotonic()
+        for rank in self.ranks:
+            self.read_metrics(rank)
+            for splitter in rank.splitters.values():
+                out = splitter.flush(now, at_end=False)
+                if out:
+                    self.log.write(out)
+        self.watch_progress(clock)
+        self.mind_the_disk(clock)
+        if self.lease is not None:
+            self.lease.beat(clock)
+            self.mind_the_others(clock)
+        if self.term_at is not None and clock >= self.term_at:
+            self.signal_ranks(signal.SIGTERM)
+            self.term_at = None
+        if self.kill_at is not None and clock >= self.kill_at:
+            self.signal_ranks(signal.SIGKILL)
+            self.kill_at = clock + TICK_S
+        if clock >= self.next_heartbeat:
+            self.next_heartbeat = clock + HEARTBEAT_S
+            self.mind_the_word(STOP_SETTLE_S)
+            self.save(durable=False)
+
+    def signal_ranks(self, number: int) -> None:
+        if self.zygote and self.zygote_status is None:
+            send(self.zygote, number, group=True)
+        for rank in self.ranks:
+            if rank.status is None:
+                rank.reason = rank.reason or self.ending
+                if rank.pid:
+                    send(rank.pid, number, group=True)
+
+    def mind_the_others(self, clock: float) -> None:
+        """End the ranks when the run has ended elsewhere, and when another host is silent and the ranks stand
+        still, for want of it. As long as they get on they are left alone."""
+        over, silent = self.lease.over, self.lease.silent(clock)
+        if self.stop_requested and not self.stop_told:  # before the ranks end: theirs fail for want of ours
+            self.stop_told = True
+            self.lease.bye("stopped", "stopped")
+        if self.ending:
+            return
+        if over:
+            self.stop_requested = over["state"] == "stopped"
+            self.end_ranks(str(over["reason"]), clock + (STOP_SETTLE_S if self.stop_requested else SETTLE_S))
+        elif silent:
+            host, seconds = max(silent.items(), key=lambda item: item[1])
+            going = [rank for rank in self.ranks if not rank.ended]
+            if all(rank.progress.stood(self.lease.seconds, seconds) for rank in going):
+                reason = f"{host} was not heard of for {seconds:.0f} s, and the ranks stood still"
+                self.end_ranks(reason, clock + STACK_S + 2 * TICK_S)
+
+    def mind_the_disk(self, clock: float) -> None:
+        """Try again to write what waits for room. Ranks that say more than can wait are ended."""
+        if self.log.flush() or self.log.held <= HELD_BYTES or self.ending:
+            return
+        self.end_ranks(f"{self.plan['host']}: the log cannot be written: {self.log.problem}", clock)
+        if self.lease is not None:
+            self.lease.bye("failed", self.ending)
+
+    def end_ranks(self, reason: str, term_at: float) -> None:
+        """TERM then, KILL some time later; where they are until then is noted."""
+        self.ending, self.wants_stacks = reason, True
+        self.term_at, self.kill_at = term_at, term_at + FAILED_GRACE_S
+
+    # where the ranks are
+
+    def on_look(self, *_: object) -> None:
+        self.wants_stacks = True
+
+    def watch_progress(self, clock: float) -> None:
+        """Note where the ranks are when somebody asks, and when one of them has not got on for long: then
+        again after four times as long, and so on."""
+        running = [rank for rank in self.ranks if rank.pid and rank.status is None]
+        if self.stacks_at is not None:
+            if clock >= self.stacks_at:
+                self.stacks_at = None
+                self.note_stacks(running)
+        elif self.wants_stacks:
+            self.wants_stacks = False
+            self.ask_for_stacks(running, clock)
+        elif not self.ending and any(rank.progress.lacks(4**self.looks) for rank in running):
+            self.looks += 1
+            self.ask_for_stacks(running, clock)
+
+    def ask_for_stacks(self, ranks: list[Rank], clock: float) -> None:
+        """The signal to those that write their stack then, and to nobody whom it would kill."""
+        self.stacks_at = clock + STACK_S
+        for rank in ranks:
+            rank.ticks = cpu_and_state(rank.pid)[0]
+            path = stack_file(rank.metrics.path)
+            if os.path.exists(path) and catches(rank.pid, STACK_SIGNAL):
+                os.truncate(path, 0)
+                send(rank.pid, STACK_SIGNAL)
+
+    def note_stacks(self, ranks: list[Rank]) -> None:
+        """Write down what they wrote, and whether they were using the processor."""
+        for rank in ranks:
+            if rank.ticks < 0:
+                continue
+            ticks, state = cpu_and_state(rank.pid)
+            try:
+                with open(stack_file(rank.metrics.path), errors="replace") as f:
+                    stack = main_stack(f.read(READ_BYTES))
+            except OSError:
+                stack = []
+            frames = [[path, line, name, source_line(path, line)] for path, line, name in stack]
+            busy = (ticks - rank.ticks) / os.sysconf("SC_CLK_TCK") > 0.2 * STACK_S
+            rank.ticks = -1
+            self.log.event("stack", rank=rank.number, frames=frames, state=state, busy=busy)
+
+    # what comes in
+
+    def read_output(self, fd: int) -> bool:
+        """Take what a pipe holds; False once it is at its end."""
+        rank, splitter = self.readers[fd]
+        try:
+            data = os.read(fd, READ_BYTES)
+        except BlockingIOError:
+            return True
+        now = round(time.time(), 6)
+        rank.seen = now
+        rank.progress.printed()
+        out = splitter.feed(data, now) if data else splitter.flush(now, at_end=True)
+        if out:
+            self.log.write(out)
+        if not data:
+            self.forget(fd)
+        return bool(data)
+
+    def forget(self, fd: int) -> None:
+        rank, _ = self.readers.pop(fd)
+        rank.splitters.pop(fd)
+        self.poll.unregister(fd)
+        os.close(fd)
+
+    def read_metrics(self, rank: Rank) -> bool:
+        """Pass on new records; False if there was nothing new in the file."""
+        before = rank.metrics.offset
+        for record in rank.metrics.read():
+            rank.last.update({k: v for k, v in record.items() if isinstance(v, (int, float, str, bool))})
+            rank.seen = time.time()
+            if rank.progress.stepped(record):
+                self.looks = 0
+            self.log.event("metric", rank=rank.number, **record)
+        return rank.metrics.offset != before
+
+    def read_report(self) -> bool:
+        """Take the pids that the zygote reports; False once it has reported all it will."""
+        try:
+            data = os.read(self.report_fd, 65536)
+        except BlockingIOError:
+            return True
+        self.report += data
+        *lines, self.report = self.report.split(b"\n")
+        for line in lines:
+            number, pid = (int(word) for word in line.split())
+            self.rank_started(next(r for r in self.ranks if r.number == number), pid)
+        if not data:
+            self.poll.unregister(self.report_fd)
+            os.close(self.report_fd)
+            self.report_fd = -1
+        return bool(data)
+
+    def collect(self) -> None:
+        """Take note of every child that has ended."""
+        for pid, status in reap():
+            rank = next((r for r in self.ranks if r.pid == pid), None)
+            if rank is not None:
+                self.rank_ended(rank, status)
+            elif pid == self.zygote:
+                self.zygote_status = status
+            elif self.report_fd >= 0:
+                self.orphans[pid] = status
+        if self.zygote_status is not None and self.report_fd < 0:
+            self.zygote_gone()
+
+    def zygote_gone(self) -> None:
+        """Ranks that it never got to start have ended the way it did. Called once its report is whole: each
+        rank that it did start holds the report open until it has told its pid."""
+        for rank in self.ranks:
+            if not rank.pid and rank.status is None:
+                self.rank_ended(rank, self.zygote_status or 1 << 8)
+
+    def rank_ended(self, rank: Rank, status: int) -> None:
+        """Its last lines, then its one final event; then the others follow if it failed."""
+        for fd in list(rank.splitters):
+            # One read takes all that a pipe holds. What it left in the background may write for ever.
+            if wait_readable(fd, 0) and self.read_output(fd) and wait_readable(fd, 0):
+                self.read_output(fd)
+        end = rank.metrics.size()  # whoever goes on writing there does not keep the rank from ending
+        while rank.metrics.offset < end and self.read_metrics(rank):
+            pass  # a piece at a time
+        if status and self.was_stopped():
+            rank.reason = rank.reason or "stopped"
+        rank.status, rank.seen = status, time.time()
+        rank.state = "stopped" if rank.reason else "succeeded" if status == 0 else "failed"
+        if rank.state == "failed" and exit_code(status) == -signal.SIGKILL:
+            self.note_oom(rank)
+        log_exit(self.log, rank.number, rank.state, exit_code(status), signal_name(status), rank.reason)
+        if rank.state == "failed" and self.failed is None:
+            self.failed = rank
+            if not self.ending:
+                self.end_ranks(f"rank {rank.number} failed", time.monotonic() + SETTLE_S)
+                if self.lease is not None:
+                    self.lease.bye("failed", self.ending)
+        self.save()
+
+    def was_stopped(self) -> bool:
+        """Whether somebody has stopped the run, here or on another host: a rank that fails now does so for
+        want of those that were ended."""
+        self.mind_the_word(patience=0.0)
+        if self.lease is not None and not self.ending:
+            clock = time.monotonic()
+            self.lease.receive(clock)
+            if self.lease.over and self.lease.over["state"] == "stopped":
+                self.mind_the_others(clock)
+        return self.stop_requested
+
+    def mind_the_word(self, patience: float) -> None:
+        """Whoever stops a run tells all of its hosts first, and ends it then. Who is killed between the two
+        does not come: what was told holds all the same."""
+        word = None if self.ending else stop_word(self.folder, int(self.plan["attempt"]))
+        if not word:
+            return
+        self.word_seen = self.word_seen or time.monotonic()
+        if time.monotonic() >= self.word_seen + patience:
+            self.end_as_told(word)
+
+    def note_oom(self, rank: Rank) -> None:
+        """Say so if the kernel has killed for want of memory since the ranks were started."""
+        kills = oom_kills()
+        if kills > self.oom_kills:
+            self.oom_kills += 1  # one each: another of our ranks may have been killed in the same moment
+            self.log.event("oom", rank=rank.number)
+
+    # its slots, for others to see
+
+    def take_slots(self) -> None:
+        """Should that not be possible, hostd.log says why, and nothing else comes of it."""
+        from launcher import hostslots
+
+        plan = self.plan
+        about = str(plan["run"]), int(plan["attempt"]), len(self.ranks), int(plan["world"])
+        problem = hostslots.write(*about, bool(plan.get("shared")), self.warden)
+        try:
+            sys.stderr.write(f"{problem}\n" if problem else "")
+            sys.stderr.flush()
+        except OSError:
+            pass  # a full disk: that is told by what matters
+
+    def free_slots(self) -> None:
+        """Before the final state is written: the next attempt may start at once then."""
+        from launcher import hostslots
+
+        hostslots.remove(str(self.plan["run"]))
+
+    # the end
+
+    def finish(self) -> None:
+        """End what the ranks left behind, take its last words, and write the final state."""
+        left = kill_all(lambda: descendants(os.getpid()), 10.0)
+        self.free_slots()
+        for fd in list(self.readers):
+            while fd in self.readers and wait_readable(fd, 0):
+                self.read_output(fd)
+            if fd in self.readers:
+                out = self.readers[fd][1].flush(time.time(), at_end=True)
+                self.log.write(out)
+                self.forget(fd)
+        self.ended = time.time()
+        failed = any(rank.state == "failed" for rank in self.ranks)
+        stopped = any(rank.state == "stopped" for rank in self.ranks)
+        self.state = (
+            "stopped" if stopped and self.stop_requested else "failed" if failed or stopped else "succeeded"
+        )
+        self.log.event("host_finished", rank=None, state=self.state, left=left)
+        if self.lease is not None:
+            self.lease.bye(self.state, "stopped" if self.state == "stopped" else self.ending)
+        while not self.close() and not self.asked:
+            time.sleep(TICK_S)  # nothing runs any more: there is time to wait for room on the disk
+
+    def close(self) -> bool:
+        """Whether how the run ended is written down, for which room was kept."""
+        remove_file(room_file(self.folder))
+        return self.log.finish() and self.save()
+
+    def abandon(self, error: str) -> None:
+        """The start failed: leave no process, and say of every rank that it did not start."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        kill_all(lambda: descendants(os.getpid()), 5.0)
+        self.free_slots()
+        self.state, reason = ("stopped", "stopped") if error == STOPPED_EARLY else ("failed", error)
+        for rank in self.ranks:
+            rank.state, rank.reason = self.state, reason
+            log_exit(self.log, rank.number, self.state, 127, None, reason)
+        self.ended = time.time()
+        self.log.event("host_finished", rank=None, state=self.state, cause=error, left=[])
+        self.close()
+
+    def save(self, durable: bool = True) -> bool:
+        """Whether there was room for the state; if not, the next heartbeat tries again."""
+        try:
+            self.write_state(durable)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            return False
+        return True
+
+    def write_state(self, durable: bool = True) -> None:
+        state = {
+            "run": self.plan["run"], "name": self.plan["name"], "attempt": self.plan["attempt"],
+            "world": self.plan["world"], "host": self.plan["host"], "state": self.state,
+            "started": self.started, "ended": self.ended, "updated": time.time(),
+            "hostd": identity(os.getpid()), "warden": self.warden, "segment": self.log.segment,
+            "ranks": [rank.to_json() for rank in self.ranks],
+        }  # fmt: skip
+        replace_file(os.path.join(self.folder, "state.json"), json.dumps(state).encode(), durable)
+
+
+def wait_readable(fd: int, seconds: float) -> bool:
+    import select
+
+    poll = select.poll()  # select() itself knows no descriptor from 1024 on
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))

@@ -1,0 +1,65 @@
+"""The word that a run is to end: left in its folder by whoever stops it, for all times."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+from launcher.hostdisk import read_json, replace_file
+
+TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
+if TYPE_CHECKING:
+    from typing import Any
+
+KILLED = "its supervisor was killed"
+TOLD_TO_END = "its supervisor was told to end (SIGTERM), and nobody had stopped the run"
+STOPPED_EARLY = "it was stopped while it was starting"  # the controller knows these words
+
+
+def leave_word(folder: str, attempt: int, grace: float, reason: str) -> None:
+    """Write down for the supervisor, and for all times, that this attempt and those before it are to end. Of
+    several who ask at once the least patient counts, and that somebody wants it so."""
+    import fcntl
+
+    path = os.path.join(folder, "stop.json")
+    lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        before = read_json(path)
+        if before and int(before.get("attempt", attempt)) >= attempt:
+            attempt, grace = int(before.get("attempt", attempt)), min(grace, float(before["grace"]))
+        elif before and started_after(folder, int(before.get("attempt", attempt))):
+            before = None  # that was about an attempt which somebody has wanted another one after
+        wanted = max(attempt if reason == "stopped" else 0, stopped_in(before or {}))
+        word = {"attempt": attempt, "grace": grace, "reason": "stopped" if wanted else reason}
+        word.update(wanted=wanted, time=time.time())
+        replace_file(path, json.dumps(word).encode())
+    finally:
+        os.close(lock)
+
+
+def stopped_in(word: dict[str, Any]) -> int:
+    """The last attempt that somebody wanted stopped; 0 if nobody has."""
+    return int(word.get("wanted") or word.get("attempt") or 1) if word.get("reason") == "stopped" else 0
+
+
+def started_after(folder: str, attempt: int) -> bool:
+    """Whether a later attempt than this one has been started here. Numbers that a start has used up
+    elsewhere do not count: what somebody has stopped stays stopped."""
+    state = read_json(os.path.join(folder, "state.json"))
+    return state is not None and int(state["attempt"]) > attempt
+
+
+def stop_word(folder: str, attempt: int) -> dict[str, Any] | None:
+    """What whoever ended this attempt, or a later one, has left; None if nobody has."""
+    word = read_json(os.path.join(folder, "stop.json"))
+    return word if word and int(word.get("attempt", attempt)) >= attempt else None
+
+
+def is_stopped(folder: str, request: dict[str, Any]) -> bool:
+    """Whether this attempt must not start: it was stopped, or it starts by itself after somebody stopped the
+    run."""
+    word = read_json(os.path.join(folder, "stop.json")) or {}
+    unwanted = bool(request.get("automatic")) and stopped_in(word) >= int(request.get("since") or 1)
+    return unwanted or stop_word(folder, int(request["attempt"])) is not None
