@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import time
 
-from launcher.hostproc import alive, catches, send
+from launcher.hostdisk import READ_BYTES
+from launcher.hostprefork import STACK_SIGNAL, stack_file
+from launcher.hostproc import alive, catches, cpu_and_state, send
 from launcher.hostruns import read_state
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
     from typing import Any
+
+    from launcher.hostevents import EventLog
+    from launcher.hostranks import Rank
 
 WATCHDOG_S = 30.0  # ranks that made no progress for so long, and for ten of their usual steps, are looked at
 USUAL_STEPS = 10
@@ -86,6 +92,60 @@ def source_line(path: str, number: int) -> str:
     import linecache
 
     return linecache.getline(path, number).strip()[:160]
+
+
+class Stacks:
+    """Where the ranks of this host are, as events of the run."""
+
+    def __init__(self, log: EventLog) -> None:
+        self.log = log
+        self.wanted = False
+        self.due: float | None = None  # when what the ranks wrote is read
+        self.looks = 0  # how often the ranks were looked at since they last got on
+
+    def on_look(self, *_: object) -> None:
+        self.wanted = True
+
+    def watch(self, ranks: list[Rank], clock: float, look: bool) -> None:
+        """Note where the ranks are when somebody asks, and if it is to `look`, when one of them has not got
+        on for long: then again after four times as long, and so on."""
+        running = [rank for rank in ranks if rank.pid and rank.status is None]
+        if self.due is not None:
+            if clock >= self.due:
+                self.due = None
+                self.note(running)
+        elif self.wanted:
+            self.wanted = False
+            self.ask(running, clock)
+        elif look and any(rank.progress.lacks(4**self.looks) for rank in running):
+            self.looks += 1
+            self.ask(running, clock)
+
+    def ask(self, ranks: list[Rank], clock: float) -> None:
+        """The signal to those that write their stack then, and to nobody whom it would kill."""
+        self.due = clock + STACK_S
+        for rank in ranks:
+            rank.ticks = cpu_and_state(rank.pid)[0]
+            path = stack_file(rank.metrics.path)
+            if os.path.exists(path) and catches(rank.pid, STACK_SIGNAL):
+                os.truncate(path, 0)
+                send(rank.pid, STACK_SIGNAL)
+
+    def note(self, ranks: list[Rank]) -> None:
+        """Write down what they wrote, and whether they were using the processor."""
+        for rank in ranks:
+            if rank.ticks < 0:
+                continue
+            ticks, state = cpu_and_state(rank.pid)
+            try:
+                with open(stack_file(rank.metrics.path), errors="replace") as f:
+                    stack = main_stack(f.read(READ_BYTES))
+            except OSError:
+                stack = []
+            frames = [[path, line, name, source_line(path, line)] for path, line, name in stack]
+            busy = (ticks - rank.ticks) / os.sysconf("SC_CLK_TCK") > 0.2 * STACK_S
+            rank.ticks = -1
+            self.log.event("stack", rank=rank.number, frames=frames, state=state, busy=busy)
 
 
 def command_stacks(request: dict[str, Any]) -> dict[str, Any]:

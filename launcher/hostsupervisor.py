@@ -11,11 +11,9 @@ import time
 from launcher.hostactivate import activate, clean_environ
 from launcher.hostanswer import Refused
 from launcher.hostdisk import NO_ROOM, READ_BYTES, remove_file, replace_file, room_file
+from launcher.hostending import SETTLE_S, STOP_SETTLE_S, TICK_S, Ending
 from launcher.hostevents import EventLog, log_exit
-from launcher.hostprefork import STACK_SIGNAL, stack_file
 from launcher.hostproc import (
-    catches,
-    cpu_and_state,
     descendants,
     exit_code,
     identity,
@@ -26,9 +24,9 @@ from launcher.hostproc import (
     signal_name,
     start_time,
 )
-from launcher.hostprogress import STACK_S, main_stack, source_line
+from launcher.hostprogress import Stacks
 from launcher.hostranks import Rank, copy_code, hold_port, python_command, start_plain, start_zygote
-from launcher.hostword import KILLED, STOPPED_EARLY, TOLD_TO_END, stop_word
+from launcher.hostword import STOPPED_EARLY
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
@@ -38,11 +36,7 @@ if TYPE_CHECKING:
 
     from launcher.hostoutput import LineSplitter
 
-TICK_S = 0.2  # metrics are looked at this often
 HEARTBEAT_S = 1.0  # state.json is written at least this often
-SETTLE_S = 1.0  # after the first failure the other ranks may fail by themselves this long
-STOP_SETTLE_S = 3.0  # whoever stopped the run on another host has so long to come here, too
-FAILED_GRACE_S = 3.0  # then TERM, and KILL after this
 HELD_BYTES = 8 << 20  # events that wait for room on a full disk; ranks that say more meanwhile are ended
 
 
@@ -64,21 +58,12 @@ class Supervisor:
         self.state = "starting"
         self.started = time.time()
         self.ended: float | None = None
-        self.ending = ""  # why the ranks that still run are being ended
-        self.term_at: float | None = None
-        self.kill_at: float | None = None
-        self.stop_requested = False
-        self.asked = False  # somebody has told us to end
-        self.stop_told = False  # the other hosts know of it
         self.failed: Rank | None = None
         self.next_heartbeat = 0.0
         self.oom_kills = oom_kills()
-        self.wants_stacks = False
-        self.stacks_at: float | None = None  # when what the ranks wrote is read
-        self.looks = 0  # how often the ranks were looked at since they last got on
-        self.lease: Any = None  # hostlease.Lease, where there are other hosts
+        self.stacks = Stacks(self.log)
+        self.ending = Ending(folder, plan, warden, self.ranks, self.stacks)
         self.lease_fd = -1
-        self.word_seen: float | None = None  # when that it is to be stopped was seen to be written down
 
     # starting
 
@@ -87,11 +72,7 @@ class Supervisor:
         environ = activate(self.plan["env"], clean_environ(dict(os.environ)))
         cwd = self.make_folder()
         self.port = hold_port(int(self.plan.get("listens") or 0), str(self.plan["run"]))
-        if self.plan.get("lease"):
-            from launcher.hostlease import Lease
-
-            self.lease = Lease(self.plan["lease"], str(self.plan["host"]))
-            self.lease_fd = self.lease.open()
+        self.lease_fd = self.ending.open_lease()
         for rank in self.ranks:
             os.makedirs(os.path.dirname(rank.metrics.path), mode=0o700, exist_ok=True)
             os.makedirs(rank.env["RINGCTL_CHECKPOINTS"], mode=0o700, exist_ok=True)
@@ -148,9 +129,9 @@ class Supervisor:
             os.set_blocking(fd, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, self.on_terminate)
-        signal.signal(signal.SIGINT, self.on_terminate)
-        signal.signal(signal.SIGUSR1, self.on_look)
+        signal.signal(signal.SIGTERM, self.ending.on_terminate)
+        signal.signal(signal.SIGINT, self.ending.on_terminate)
+        signal.signal(signal.SIGUSR1, self.stacks.on_look)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self.poll = select.poll()
         # The zygote's report comes before the pipes, so that a rank is known before its first line.
@@ -165,7 +146,7 @@ class Supervisor:
                 elif fd == self.report_fd:
                     self.read_report()
                 elif fd == self.lease_fd:
-                    self.lease.receive(time.monotonic())
+                    self.ending.hear()
                 elif fd in self.readers and self.log.held <= HELD_BYTES:
                     self.read_output(fd)
                 elif fd in self.readers:
@@ -177,25 +158,6 @@ class Supervisor:
                 self.tick()
         self.finish()
 
-    def on_terminate(self, number: int, _: object) -> None:
-        """SIGINT is that of a stop whose word could not be written down; without a word, SIGTERM comes from
-        somebody else: the host is shut down, say."""
-        self.end_as_told(stop_word(self.folder, int(self.plan["attempt"])) or {}, number)
-
-    def end_as_told(self, request: dict[str, Any], number: int = signal.SIGTERM) -> None:
-        now = time.monotonic()
-        orphaned = not request and os.getppid() != self.warden["pid"]
-        first = not self.ending
-        self.asked = True
-        unasked = KILLED if orphaned else "stopped" if number == signal.SIGINT else TOLD_TO_END
-        self.ending = self.ending or (str(request.get("reason") or "stopped") if request else unasked)
-        self.stop_requested = self.ending == "stopped"
-        self.term_at = now
-        if first and not orphaned and not self.stop_requested:  # a rank elsewhere failed: where are ours?
-            self.wants_stacks, self.term_at = True, now + STACK_S + 2 * TICK_S
-        kill_at = self.term_at + float(request.get("grace", FAILED_GRACE_S))
-        self.kill_at = kill_at if self.kill_at is None else min(kill_at, self.kill_at)
-
     def tick(self) -> None:
         """What is done now and then: metrics, held-back lines, ending what must end, heartbeat."""
         now, clock = time.time(), time.monotonic()
@@ -205,20 +167,14 @@ class Supervisor:
                 out = splitter.flush(now, at_end=False)
                 if out:
                     self.log.write(out)
-        self.watch_progress(clock)
+        self.stacks.watch(self.ranks, clock, look=not self.ending.reason)
         self.mind_the_disk(clock)
-        if self.lease is not None:
-            self.lease.beat(clock)
-            self.mind_the_others(clock)
-        if self.term_at is not None and clock >= self.term_at:
-            self.signal_ranks(signal.SIGTERM)
-            self.term_at = None
-        if self.kill_at is not None and clock >= self.kill_at:
-            self.signal_ranks(signal.SIGKILL)
-            self.kill_at = clock + TICK_S
+        self.ending.beat(clock)
+        for number in self.ending.due(clock):
+            self.signal_ranks(number)
         if clock >= self.next_heartbeat:
             self.next_heartbeat = clock + HEARTBEAT_S
-            self.mind_the_word(STOP_SETTLE_S)
+            self.ending.mind_the_word(STOP_SETTLE_S)
             self.save(durable=False)
 
     def signal_ranks(self, number: int) -> None:
@@ -226,87 +182,15 @@ class Supervisor:
             send(self.zygote, number, group=True)
         for rank in self.ranks:
             if rank.status is None:
-                rank.reason = rank.reason or self.ending
+                rank.reason = rank.reason or self.ending.reason
                 if rank.pid:
                     send(rank.pid, number, group=True)
 
-    def mind_the_others(self, clock: float) -> None:
-        """End the ranks when the run has ended elsewhere, and when another host is silent and the ranks stand
-        still, for want of it. As long as they get on they are left alone."""
-        over, silent = self.lease.over, self.lease.silent(clock)
-        if self.stop_requested and not self.stop_told:  # before the ranks end: theirs fail for want of ours
-            self.stop_told = True
-            self.lease.bye("stopped", "stopped")
-        if self.ending:
-            return
-        if over:
-            self.stop_requested = over["state"] == "stopped"
-            self.end_ranks(str(over["reason"]), clock + (STOP_SETTLE_S if self.stop_requested else SETTLE_S))
-        elif silent:
-            host, seconds = max(silent.items(), key=lambda item: item[1])
-            going = [rank for rank in self.ranks if not rank.ended]
-            if all(rank.progress.stood(self.lease.seconds, seconds) for rank in going):
-                reason = f"{host} was not heard of for {seconds:.0f} s, and the ranks stood still"
-                self.end_ranks(reason, clock + STACK_S + 2 * TICK_S)
-
     def mind_the_disk(self, clock: float) -> None:
         """Try again to write what waits for room. Ranks that say more than can wait are ended."""
-        if self.log.flush() or self.log.held <= HELD_BYTES or self.ending:
+        if self.log.flush() or self.log.held <= HELD_BYTES or self.ending.reason:
             return
-        self.end_ranks(f"{self.plan['host']}: the log cannot be written: {self.log.problem}", clock)
-        if self.lease is not None:
-            self.lease.bye("failed", self.ending)
-
-    def end_ranks(self, reason: str, term_at: float) -> None:
-        """TERM then, KILL some time later; where they are until then is noted."""
-        self.ending, self.wants_stacks = reason, True
-        self.term_at, self.kill_at = term_at, term_at + FAILED_GRACE_S
-
-    # where the ranks are
-
-    def on_look(self, *_: object) -> None:
-        self.wants_stacks = True
-
-    def watch_progress(self, clock: float) -> None:
-        """Note where the ranks are when somebody asks, and when one of them has not got on for long: then
-        again after four times as long, and so on."""
-        running = [rank for rank in self.ranks if rank.pid and rank.status is None]
-        if self.stacks_at is not None:
-            if clock >= self.stacks_at:
-                self.stacks_at = None
-                self.note_stacks(running)
-        elif self.wants_stacks:
-            self.wants_stacks = False
-            self.ask_for_stacks(running, clock)
-        elif not self.ending and any(rank.progress.lacks(4**self.looks) for rank in running):
-            self.looks += 1
-            self.ask_for_stacks(running, clock)
-
-    def ask_for_stacks(self, ranks: list[Rank], clock: float) -> None:
-        """The signal to those that write their stack then, and to nobody whom it would kill."""
-        self.stacks_at = clock + STACK_S
-        for rank in ranks:
-            rank.ticks = cpu_and_state(rank.pid)[0]
-            path = stack_file(rank.metrics.path)
-            if os.path.exists(path) and catches(rank.pid, STACK_SIGNAL):
-                os.truncate(path, 0)
-                send(rank.pid, STACK_SIGNAL)
-
-    def note_stacks(self, ranks: list[Rank]) -> None:
-        """Write down what they wrote, and whether they were using the processor."""
-        for rank in ranks:
-            if rank.ticks < 0:
-                continue
-            ticks, state = cpu_and_state(rank.pid)
-            try:
-                with open(stack_file(rank.metrics.path), errors="replace") as f:
-                    stack = main_stack(f.read(READ_BYTES))
-            except OSError:
-                stack = []
-            frames = [[path, line, name, source_line(path, line)] for path, line, name in stack]
-            busy = (ticks - rank.ticks) / os.sysconf("SC_CLK_TCK") > 0.2 * STACK_S
-            rank.ticks = -1
-            self.log.event("stack", rank=rank.number, frames=frames, state=state, busy=busy)
+        self.ending.fail(f"{self.plan['host']}: the log cannot be written: {self.log.problem}", clock)
 
     # what comes in
 
@@ -340,7 +224,7 @@ class Supervisor:
             rank.last.update({k: v for k, v in record.items() if isinstance(v, (int, float, str, bool))})
             rank.seen = time.time()
             if rank.progress.stepped(record):
-                self.looks = 0
+                self.stacks.looks = 0
             self.log.event("metric", rank=rank.number, **record)
         return rank.metrics.offset != before
 
@@ -390,7 +274,7 @@ class Supervisor:
         end = rank.metrics.size()  # whoever goes on writing there does not keep the rank from ending
         while rank.metrics.offset < end and self.read_metrics(rank):
             pass  # a piece at a time
-        if status and self.was_stopped():
+        if status and self.ending.was_stopped():
             rank.reason = rank.reason or "stopped"
         rank.status, rank.seen = status, time.time()
         rank.state = "stopped" if rank.reason else "succeeded" if status == 0 else "failed"
@@ -399,32 +283,9 @@ class Supervisor:
         log_exit(self.log, rank.number, rank.state, exit_code(status), signal_name(status), rank.reason)
         if rank.state == "failed" and self.failed is None:
             self.failed = rank
-            if not self.ending:
-                self.end_ranks(f"rank {rank.number} failed", time.monotonic() + SETTLE_S)
-                if self.lease is not None:
-                    self.lease.bye("failed", self.ending)
+            if not self.ending.reason:
+                self.ending.fail(f"rank {rank.number} failed", time.monotonic() + SETTLE_S)
         self.save()
-
-    def was_stopped(self) -> bool:
-        """Whether somebody has stopped the run, here or on another host: a rank that fails now does so for
-        want of those that were ended."""
-        self.mind_the_word(patience=0.0)
-        if self.lease is not None and not self.ending:
-            clock = time.monotonic()
-            self.lease.receive(clock)
-            if self.lease.over and self.lease.over["state"] == "stopped":
-                self.mind_the_others(clock)
-        return self.stop_requested
-
-    def mind_the_word(self, patience: float) -> None:
-        """Whoever stops a run tells all of its hosts first, and ends it then. Who is killed between the two
-        does not come: what was told holds all the same."""
-        word = None if self.ending else stop_word(self.folder, int(self.plan["attempt"]))
-        if not word:
-            return
-        self.word_seen = self.word_seen or time.monotonic()
-        if time.monotonic() >= self.word_seen + patience:
-            self.end_as_told(word)
 
     def note_oom(self, rank: Rank) -> None:
         """Say so if the kernel has killed for want of memory since the ranks were started."""
@@ -470,13 +331,12 @@ class Supervisor:
         self.ended = time.time()
         failed = any(rank.state == "failed" for rank in self.ranks)
         stopped = any(rank.state == "stopped" for rank in self.ranks)
-        self.state = (
-            "stopped" if stopped and self.stop_requested else "failed" if failed or stopped else "succeeded"
-        )
+        self.state = "failed" if failed or stopped else "succeeded"
+        if stopped and self.ending.stop_requested:
+            self.state = "stopped"
         self.log.event("host_finished", rank=None, state=self.state, left=left)
-        if self.lease is not None:
-            self.lease.bye(self.state, "stopped" if self.state == "stopped" else self.ending)
-        while not self.close() and not self.asked:
+        self.ending.tell_the_end(self.state)
+        while not self.close() and not self.ending.asked:
             time.sleep(TICK_S)  # nothing runs any more: there is time to wait for room on the disk
 
     def close(self) -> bool:

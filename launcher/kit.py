@@ -18,6 +18,7 @@ FILES = (
     "hoststart.py",
     "hostwarden.py",
     "hostsupervisor.py",
+    "hostending.py",
     "hostranks.py",
     "hostprefork.py",
     "hostoutput.py",
