@@ -53,22 +53,22 @@ MISSING = b"--ringctl-missing--\n"
 # Runs a file of the kit, or several in one process ("hoststore:check,probe"), each with its line of stdin.
 # Imported rather than run as a script, so that Python keeps its compiled form. These lines are read by
 # whatever Python a host has, so they are such that a very old one can still say that it is. A kit of which
-# a part is gone, empty or garbled counts as missing. The standard library comes first: on this machine the
-# folder is one that anything may be installed in.
+# a part is gone, empty, cut short or garbled counts as missing. The standard library comes first: on this
+# machine the folder is one that anything may be installed in.
 OLD = b"--ringctl-old--"
-RUN = f"""
+PROGRAM = """
 import os, sys
 if sys.version_info < (3, 8):
     sys.stdout.write("--ringctl-old--%d.%d\\n" % tuple(sys.version_info[:2]))
     sys.exit(1)
-folder, names = os.path.expanduser(sys.argv.pop(1)), {NAMES!r}
-paths = [os.path.join(folder, name) for name in names]
-whole = all(os.path.isfile(path) and os.path.getsize(path) for path in paths)
+folder, sizes = os.path.expanduser(sys.argv.pop(1)), SIZES
+paths = [(os.path.join(folder, name), sizes[name]) for name in sizes]
+whole = all(os.path.isfile(path) and os.path.getsize(path) >= size for path, size in paths)
 sys.path.append(folder)
 code = 0
 for call in sys.argv.pop(1).split(","):
     words = call.split(":")
-    name = [name for name in names if name.endswith("/" + words[0] + ".py")][0]
+    name = [name for name in sizes if name.endswith("/" + words[0] + ".py")][0]
     try:
         main = whole and __import__(name[:-3].replace("/", "."), fromlist=["main"]).main
     except (ImportError, SyntaxError, ValueError, EOFError, AttributeError):
@@ -80,6 +80,7 @@ for call in sys.argv.pop(1).split(","):
     code = main() or code
 sys.exit(code)
 """
+RUN = PROGRAM.replace("SIZES", repr(dict.fromkeys(NAMES, 1)))  # here: they may be newer than we are
 
 # Writes the kit from stdin: beside its place first, then renamed, so that it is there whole or not at all.
 # One that is there and damaged (a crash may leave empty files) is moved aside. What the disk refuses is told
@@ -149,13 +150,24 @@ def module(source: str) -> str:
 
 
 @functools.cache
-def contents() -> bytes:
-    """What INSTALL reads."""
+def texts() -> dict[str, str]:
     files = {}
     for name in NAMES:
         with open(os.path.join(HERE, name), encoding="utf-8") as f:
             files[name] = f.read()
-    return json.dumps(files, sort_keys=True).encode()
+    return files
+
+
+@functools.cache
+def contents() -> bytes:
+    """What INSTALL reads."""
+    return json.dumps(texts(), sort_keys=True).encode()
+
+
+@functools.cache
+def run_there() -> str:
+    """RUN for another host, where each file is as long as it is here."""
+    return PROGRAM.replace("SIZES", repr({name: len(text.encode()) for name, text in texts().items()}))
 
 
 @functools.cache

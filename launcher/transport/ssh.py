@@ -57,7 +57,7 @@ class SshTransport:
         self._lock = threading.Lock()
 
     def program(self, source: str) -> list[str]:
-        return [self.host.python, "-I", "-S", "-c", kit.RUN, kit.folder(), kit.module(source)]
+        return [self.host.python, "-I", "-S", "-c", kit.run_there(), kit.folder(), kit.module(source)]
 
     def install(self) -> None:
         argv = [self.host.python, "-I", "-c", kit.INSTALL, kit.folder()]

@@ -497,7 +497,9 @@ def hostile(cluster: Hosts) -> Iterator[Any]:
         def behave(manners: str, model: bytes = b"", file: str = "hostfiles.py") -> Agent:
             path = cluster.path("server1", f"{OURS}/kit/{Path(kit.folder()).name}/launcher/{file}")
             assert path.exists()
-            path.write_text(HOSTILE.format(manners=manners, model=model))
+            text = HOSTILE.format(manners=manners, model=model)
+            # A shorter one would be put there again, and one as long be taken for what Python has compiled.
+            path.write_text(text.ljust(path.stat().st_size + 1))
             return agents["server1"]
 
         yield behave

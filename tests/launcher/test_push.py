@@ -317,7 +317,7 @@ def test_ringctls_own_files_are_put_there_again_when_they_are_damaged(bare: Clus
             lambda: (ours / "hostd.py").unlink(),
             lambda: garble("hostd.py", b""),
             lambda: garble("hostd.py", b"\0" * 4096),
-            lambda: garble("hostd.py", whole[ours / "hostd.py"][:5000]),
+            lambda: garble("hostsupervisor.py", whole[ours / "hostsupervisor.py"][:5000]),
             lambda: garble("preflight/hostfacts.py", b""),  # which another one imports when it needs it
             lambda: [path.write_bytes(b"garbage") for path in ours.glob("__pycache__/hostd.*")],
         )
