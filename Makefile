@@ -15,7 +15,7 @@ help:
 	@echo "make audit         what ruff and the installed packages tell of security (docs/security.md)"
 	@echo "make bench         speed, beside what people would use instead"
 	@echo "make bench-full    also what takes longer; MNIST=DIR names the folder of the whole MNIST"
-	@echo "make soak SECONDS=900   faults at random on test hosts, and a look after each; SEED=1 OUT=FILE"
+	@echo "make soak SECONDS=900   faults at random on test hosts, and a look after each; FAULTS=200 SEED=1 OUT=FILE"
 	@echo "make cluster N=4 RATE=200mbit   test hosts to try ringctl on; make cluster-down ends them"
 
 demo: $(VENV)/.demo
@@ -47,7 +47,7 @@ bench-full: $(VENV)/.dev $(VENV)/.debian
 	MNIST="$(MNIST)" $(BIN)/python -m benchmarks --full
 
 soak: $(VENV)/.dev $(VENV)/.debian
-	$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),900) --seed $(or $(SEED),1) $(if $(OUT),--out $(OUT))
+	$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),$(if $(FAULTS),86400,900)) --seed $(or $(SEED),1) $(if $(FAULTS),--faults $(FAULTS)) $(if $(OUT),--out $(OUT))
 
 cluster: $(VENV)/.dev $(VENV)/.debian
 	$(BIN)/python scripts/cluster up --hosts $(or $(N),4) $(if $(RATE),--rate $(RATE))

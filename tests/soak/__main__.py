@@ -13,7 +13,7 @@ from tests.launcher import hosts
 from tests.soak.faults import FAULTS
 from tests.soak.soak import Tally, scene_in, soak, summary, table
 
-COMMAND = "make soak SECONDS={seconds:.0f} SEED={seed}"
+MOST = 10**6
 
 
 def main() -> int:
@@ -38,10 +38,17 @@ def main() -> int:
     for line in summary(tally):
         say(line)
     if options.out:
-        command = COMMAND.format(seconds=options.seconds, seed=options.seed)
-        text = "\n".join(["# Soak", "", f"    {command}", "", *(f"- {line}" for line in summary(tally)), ""])
+        text = "\n".join(
+            ["# Soak", "", f"    {command(options)}", "", *(f"- {line}" for line in summary(tally)), ""]
+        )
         options.out.write_text(text + "\n" + "\n".join(table(tally)) + "\n")
     return 0 if tally.good else 1
+
+
+def command(options: argparse.Namespace) -> str:
+    """As it was asked for."""
+    most = f" FAULTS={options.faults}" if options.faults < MOST else ""
+    return f"make soak SECONDS={options.seconds:.0f}{most} SEED={options.seed}"
 
 
 def say(line: str) -> None:
@@ -51,7 +58,7 @@ def say(line: str) -> None:
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--seconds", type=float, default=900.0)
-    parser.add_argument("--faults", type=int, default=10**6, help="no more than so many")
+    parser.add_argument("--faults", type=int, default=MOST, help="no more than so many")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", action="append", choices=sorted(FAULTS), default=[])
     parser.add_argument("--out", type=Path, help="write the summary there, as Markdown")

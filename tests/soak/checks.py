@@ -124,7 +124,9 @@ def end_problems(scene: Scene, run: str, expected: Expected) -> list[str]:
     status = json.loads(ringctl("status", run, "--json", code=None).stdout)
     found = []
     if expected.succeeded and status["state"] != "succeeded":
-        found.append(f"{run} is {status['state']}, attempt {status['attempt']}{last_words(scene, run)}")
+        found.append(
+            f"{run} is {status['state']}, attempt {status['attempt']}{last_words(scene, run, expected)}"
+        )
     if not expected.succeeded and status["state"] in ("running", "starting", "succeeded"):
         found.append(f"{run} is {status['state']}")
     if expected.succeeded and expected.training and status["state"] == "succeeded":
@@ -138,7 +140,8 @@ def end_problems(scene: Scene, run: str, expected: Expected) -> list[str]:
     return found
 
 
-def last_words(scene: Scene, run: str) -> str:
-    log = scene.home / "watch" / f"{run}.log"
-    told = [path.read_text()[-600:] for path in (log,) if path.exists()]
+def last_words(scene: Scene, run: str, expected: Expected) -> str:
+    """Of whoever watched it."""
+    logs = [scene.home / "watch" / f"{run}.log", *(shown.err for shown in expected.shown if shown.id == run)]
+    told = [path.read_text()[-1500:] for path in logs if path.exists()]
     return "".join(f"\n{text}" for text in told)

@@ -3,13 +3,15 @@ all the same."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from tests.launcher.ringctl import ringctl, start, wait_for
+from tests.soak import tricks
 from tests.soak.scene import AGAIN, LEASE_S, Run, Scene, wait
 
 
@@ -33,6 +35,18 @@ def whole(*runs: Run, training: bool = False) -> Expected:
     for run in runs:
         run.finish()
     return Expected(tuple(run.id for run in runs), training=training, shown=runs)
+
+
+@contextlib.contextmanager
+def killer(scene: Scene, pid: int) -> Iterator[None]:
+    """Kills a process as it takes one of its next steps that change a file."""
+    step = scene.chance.choice(list(tricks.STEPS))
+    tracer = tricks.killed_at(pid, step, scene.chance.randint(1, tricks.STEPS[step]))
+    try:
+        yield
+    finally:
+        tracer.kill()
+        tracer.wait()
 
 
 # --- One rank, or what looks after it ------------------------------------------------------------
@@ -100,6 +114,64 @@ def disk_full(scene: Scene) -> Expected:
     finally:
         scene.cluster.free_disk(host)
     return whole(run, training=True)
+
+
+def supervisor_killed_at_a_write(scene: Scene) -> Expected:
+    """Or as it is about to make something safe, to rename or to remove it."""
+    run = scene.count(300).at_step(scene.chance.randrange(1, 60))
+    host = scene.any_host()
+    pid = tricks.number_here(scene.cluster, host, scene.state(host, run.id)["hostd"]["pid"])
+    with killer(scene, pid):
+        return whole(run)
+
+
+def number_of_a_process_taken_by_another(scene: Scene) -> Expected:
+    """Supervisors and ranks are killed before they can say so, and others get their numbers: they are not
+    ours."""
+    run = Run(scene, "launch", "--", "python3", "count.py", "3000").at_step(5)
+    host = scene.any_host()
+    state = scene.state(host, run.id)
+    who = [state["warden"], state["hostd"], *state["ranks"]]
+    pids = [each["pid"] for each in who if each["pid"]]
+    for pid in pids:
+        scene.kill(host, pid, signal.SIGKILL)
+    with contextlib.ExitStack() as others:
+        taken = [pid for pid in pids if others.enter_context(tricks.taken_number(scene.cluster, host, pid))]
+        before = {pid: tricks.number_here(scene.cluster, host, pid) for pid in taken}
+        ringctl("stop", run.id, "--grace", "0.5")
+        run.finish()
+        after = {pid: tricks.number_here(scene.cluster, host, pid) for pid in taken}
+        assert taken, "no number could be had"
+        assert after == before, "what was not ours was ended"
+    return Expected((run.id,), succeeded=False, shown=(run,))
+
+
+def clock_set(scene: Scene) -> Expected:
+    """By an hour, on one host, while it trains; if a rank fails then, it starts again by that clock."""
+    host = scene.any_host()
+    with tricks.own_clock(scene.cluster, host) as set_clock:
+        run = scene.train().at_step(scene.chance.randrange(1, 30))
+        set_clock(scene.chance.choice((-3600, 3600)))
+        if scene.chance.random() < 0.5:
+            for rank in scene.state(host, run.id)["ranks"]:
+                scene.kill(host, rank["pid"], signal.SIGKILL)
+        expected = whole(run, training=True)
+    times = [event["time"] for event in scene.events(host, run.id)]
+    assert max(times) - min(times) > 3000, "it was not set"
+    return expected
+
+
+def log_in_many_files(scene: Scene) -> Expected:
+    """While it is followed, and a connection is lost."""
+    host = scene.any_host()
+    with tricks.short_segments(scene.cluster, host, scene.chance.randrange(500, 5000)):
+        run = scene.count(300).at_step(scene.chance.randrange(1, 50))
+        follower = Run(scene, "logs", run.id, "--follow")
+        follower.id = run.id
+        scene.cluster.end_sessions(host)
+        expected = whole(run, follower)
+    assert len(list(scene.on(host, run.id).glob("events-1-*.jsonl"))) > 1, "it was in one file"
+    return expected
 
 
 # --- The network ---------------------------------------------------------------------------------
@@ -176,6 +248,19 @@ def launch_killed_on_its_way(scene: Scene) -> Expected:
     run = scene.count(1000)
     wait(scene.between(0.2, 2.5))
     run.kill()
+    mine = tuple(sorted(set(scene.runs()) - before))
+    for one in mine:
+        ringctl("stop", one, "--grace", "0.5")
+    return Expected(mine, succeeded=False)
+
+
+def launch_killed_at_a_write(scene: Scene) -> Expected:
+    """Of its history, say, or of what it watches."""
+    before = set(scene.runs())
+    run = scene.count(1000)
+    with killer(scene, run.process.pid):
+        wait(scene.between(0.5, 3.0))
+        run.kill()
     mine = tuple(sorted(set(scene.runs()) - before))
     for one in mine:
         ringctl("stop", one, "--grace", "0.5")
@@ -296,10 +381,11 @@ FAULTS: dict[str, Fault] = {
     fault.__name__.replace("_", " "): fault
     for fault in (
         rank_killed, rank_hangs, supervisor_killed, warden_killed, host_rebooted, checkpoint_cut_short,
-        disk_full, cable_out_for_a_moment, cable_out_for_long, cable_flaps, packets_lost_one_way,
-        sshd_restarted, launch_killed_while_following, launch_killed_on_its_way, stop_killed_on_its_way,
-        two_stops_at_once, two_launches_at_once, stopped_while_it_starts_again, ranks_that_do_not_want_to_end,
-        two_restarts_at_once, followed_through_attempts, ranks_that_print_anything,
-        host_left_out_and_taken_in_again,
+        disk_full, supervisor_killed_at_a_write, number_of_a_process_taken_by_another, clock_set,
+        log_in_many_files, cable_out_for_a_moment, cable_out_for_long, cable_flaps, packets_lost_one_way,
+        sshd_restarted, launch_killed_while_following, launch_killed_on_its_way, launch_killed_at_a_write,
+        stop_killed_on_its_way, two_stops_at_once, two_launches_at_once, stopped_while_it_starts_again,
+        ranks_that_do_not_want_to_end, two_restarts_at_once, followed_through_attempts,
+        ranks_that_print_anything, host_left_out_and_taken_in_again,
     )
 }  # fmt: skip

@@ -38,14 +38,19 @@ for number in range(first + 1, int(sys.argv[1]) + 1):
     if sys.argv[2:] and number % 60 == 0 and os.environ["RANK"] == "1":
         sys.exit(number)
 """
-# Prints what no terminal wants to see.
+# Prints what no terminal wants to see, and one line of megabytes. That has no returns in it: each ends a line
+# of its own, and half a million short lines are another matter than a long one.
 NOISE = r"""
 import os, random, sys, time
 chance = random.Random(sys.argv[1] + os.environ["RANK"])
+pieces = [b"\x1b[2J\x1b]0;title\x07", b"\xff\xfe\x80", b"\0\t", "\u2028é".encode(), b"plain", b"\r50%\r"]
+long = chance.randrange(60)
 for number in range(60):
-    pieces = [b"\x1b[2J\x1b]0;title\x07", b"\xff\xfe\x80", b"\r50%\r", b"\0\t", "\u2028é".encode(), b"plain"]
-    line = b"".join(chance.choices(pieces, k=chance.randrange(1, 9)))
-    os.write(1 + chance.randrange(2), line * chance.choice([1] * 19 + [40_000]) + b"\n")
+    line = b"".join(chance.choices(pieces[: 5 if number == long else 6], k=chance.randrange(1, 9)))
+    data = line * (1 if number != long else 3_000_000 // len(line)) + b"\n"
+    stream = 1 + chance.randrange(2)
+    while data:
+        data = data[os.write(stream, data):]
     time.sleep(0.03)
 """
 
@@ -98,6 +103,11 @@ class Scene:
         except FileNotFoundError:
             return {"state": "", "ranks": [], "attempt": 0, "hostd": {"pid": 0}, "warden": {"pid": 0}}
         return dict(found)
+
+    def events(self, host: str, run: str) -> list[Any]:
+        """Of all its attempts, as the host has them."""
+        paths = sorted(self.on(host, run).glob("events-*.jsonl"))
+        return [json.loads(line) for path in paths for line in path.read_bytes().splitlines()]
 
     def kill(self, host: str, pid: int | None, number: int) -> None:
         """By its number inside the host; one that is not there yet, or no more, is left alone."""
