@@ -67,7 +67,8 @@ def line_problems(scene: Scene, run: str, expected: Expected) -> list[str]:
     there = lines_on_hosts(scene, run)
     found = [f"{run}: {where}: {words}" for where, said in there.items() for words in gaps(said)]
     newest = max(int(scene.state(host, run)["attempt"]) for host in scene.cluster.names)
-    found += differences(f"{run}: logs", of_attempt(there, newest), of_attempt(told(run), newest))
+    log, complaints = told(run)
+    found += differences(f"{run}: logs{complaints}", of_attempt(there, newest), of_attempt(log, newest))
     for shown in expected.shown:
         if shown.id == run:
             seen = by_rank(shown.seen())
@@ -93,9 +94,11 @@ def lines_on_hosts(scene: Scene, run: str) -> Lines:
     return by_rank(found)
 
 
-def told(run: str) -> Lines:
+def told(run: str) -> tuple[Lines, str]:
+    """What `logs` prints, and what it complains of."""
     done = ringctl("logs", run, "--json", code=None)
-    return by_rank([json.loads(line) for line in done.stdout.splitlines()])
+    complaints = f" (exit {done.returncode}: {done.stderr[-500:].strip()})" if done.returncode else ""
+    return by_rank([json.loads(line) for line in done.stdout.splitlines()]), complaints
 
 
 def by_rank(events: Iterable[Any]) -> Lines:
