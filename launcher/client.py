@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import http.client
 import json
 import os
@@ -19,6 +18,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from launcher import history
 from launcher.errors import HostError, InputError, PreflightError, RingctlError
+from launcher.filelock import is_held
 from launcher.logs import visible
 from launcher.told import NAME as RUN_ID
 
@@ -54,17 +54,7 @@ def own() -> Own | None:
 
 
 def is_serving() -> bool:
-    try:
-        descriptor = os.open(lock_file(), os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+    return is_held(lock_file())
 
 
 def client_for(server: str | None) -> Client:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import socket
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
-from launcher import ask, client, history
+from launcher import ask, client, filelock, history
 from launcher.errors import InputError
 
 if TYPE_CHECKING:
     from launcher.model import Inventory
 
-LOOK_S = 0.5
 MISSING = "ringctl serve needs starlette and uvicorn"
 
 
@@ -140,7 +137,7 @@ def alone() -> Iterator[None]:
     path = client.lock_file()
     history.make_folder(path.parent)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    if not held(descriptor):
+    if not filelock.lock_soon(descriptor):
         os.close(descriptor)
         own = client.own()
         raise InputError(
@@ -152,17 +149,3 @@ def alone() -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def held(descriptor: int) -> bool:
-    """Whether the lock could be had. Who only looks whether there is a service has it for a moment."""
-    deadline = time.monotonic() + LOOK_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.02)
-        else:
-            return True

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from launcher import history
 from launcher.errors import RingctlError, StoppedEarly
+from launcher.filelock import LOOK_S, try_lock
 
 BEGIN_S = 20.0  # by then a watcher has said that it is there
-LOOK_S = 0.5  # nobody who only looks whether a run is watched takes longer
 END_S = 30.0  # and by then it has gone, once its run was stopped
 WATCHER = (
     "import sys; del sys.path[0]; from launcher.__main__ import main; main()"  # not what is in this folder
@@ -203,14 +203,6 @@ def opened(path: Path) -> int:
             return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             raise RingctlError(f"{path}: cannot be made: {error.strerror}") from None
-
-
-def try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def is_file_of(descriptor: int, path: Path) -> bool:

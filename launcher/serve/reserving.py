@@ -7,7 +7,6 @@ holds the lock of, as a launch does: whoever comes after a killed service sees w
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -15,7 +14,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher import history
+from launcher import filelock, history
 from launcher.errors import RingctlError
 from launcher.schedule import Taken
 
@@ -68,7 +67,8 @@ def reserve(taken: Taken) -> Reservation:
     except OSError as error:
         raise RingctlError(f"{path}: cannot be made: {error.strerror}") from None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not filelock.lock_soon(descriptor):
+            raise BlockingIOError(0, "somebody else holds its lock")
         os.write(descriptor, json.dumps(about).encode() + b"\n")
     except OSError as error:
         os.close(descriptor)
@@ -77,17 +77,8 @@ def reserve(taken: Taken) -> Reservation:
 
 
 def is_held(run: str) -> bool:
-    try:
-        descriptor = os.open(folder() / run, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+    """Whether somebody is starting it again."""
+    return filelock.is_held(folder() / run)
 
 
 def remove(run: str) -> None:
