@@ -235,7 +235,9 @@ def is_watched(run: str) -> bool:
 
 
 def begins_again(run: str, attempt: int, given_up: Callable[[], bool] = lambda: False) -> bool:
-    """Wait as long as somebody may start the run again: whether a later attempt than this has started."""
+    """Wait as long as somebody may start the run again: whether a later attempt than this has started. A
+    launch lets go of its run before the watcher that it begins has it: nobody may have it for a moment."""
+    alone_since: float | None = None
     while not given_up():
         watched = read(run) if is_watched(run) else None
         record = history.read(run)
@@ -243,7 +245,11 @@ def begins_again(run: str, attempt: int, given_up: Callable[[], bool] = lambda: 
             if watched is None or not watched.doing:  # it is not just about to
                 return watched is not None or record.end is not None
         elif watched is None:
-            return False
+            alone_since = alone_since or time.monotonic()
+            if read(run) is None or time.monotonic() > alone_since + BEGIN_S:
+                return False
+        else:
+            alone_since = None
         time.sleep(0.1)
     return False
 

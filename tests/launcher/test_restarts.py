@@ -156,6 +156,18 @@ def test_after_the_last_attempt_that_it_may_have_it_is_over() -> None:
     assert "as often as --max-restarts allows" in said
 
 
+def test_a_run_is_not_over_while_its_launch_hands_it_to_a_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    history.make_folder(watching.folder())
+    watching.write(watching.Watch("r"))  # and nobody has its lock
+    looks = iter((False, False, True))
+    assert not watching.begins_again("r", 1, lambda: next(looks))
+    assert list(looks) == [], "it was looked again"
+    monkeypatch.setattr(watching, "BEGIN_S", 0.0)
+    assert not watching.begins_again("r", 1), "nobody has taken it"
+    watching.forget("r")
+    assert not watching.begins_again("r", 1), "nobody need watch it"
+
+
 def test_what_the_user_stops_is_not_started_again() -> None:
     process = start("launch", "--local", "--world", "2", "--max-restarts", "5", *script("exec sleep 1000"))
     run = wait_for(lambda: os.listdir(run_folder("")) if run_folder("").exists() else [], "the run")[0]
