@@ -19,8 +19,9 @@ from launcher.serve.reserving import Reservation
 from launcher.watching import WATCHER
 
 LOOKING = ("checkpoints", "preflight")  # what changes nothing
-# At once: each is a Python, and most open connections. Those that look have none of the others' places.
-LOOKS, CHANGES = threading.BoundedSemaphore(4), threading.BoundedSemaphore(12)
+# At once: each is a Python, and most open connections. Hosts may be silent, so none has the others' places:
+# those that look, those that users wait for, and those by which the keeper ends runs that were cancelled.
+LOOKS, CHANGES, ENDS = (threading.BoundedSemaphore(most) for most in (4, 12, 4))
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,16 @@ class Done:
 
 
 def ringctl(
-    *args: str, seconds: float = 120.0, folder: Path | None = None, held: Reservation | None = None
+    *args: str,
+    seconds: float = 120.0,
+    folder: Path | None = None,
+    held: Reservation | None = None,
+    hands: threading.BoundedSemaphore = CHANGES,
 ) -> Done:
     """Run it to its end, in a session of its own: should we be killed, it goes on, and what is `held` with
     it. Whoever wants to see what somebody else is just being shown gets the same."""
     if args[0] not in LOOKING:
-        return alone(CHANGES, args, seconds, folder, held)
+        return alone(hands, args, seconds, folder, held)
     key, mine = (seconds, folder, *args), Future[Done]()
     theirs = under_way.setdefault(key, mine)
     if theirs is not mine:

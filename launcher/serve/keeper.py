@@ -27,7 +27,7 @@ from launcher.queued import Queued
 from launcher.run import SLOTS_TAKEN
 from launcher.serve import reserving
 from launcher.serve.call import Refused
-from launcher.serve.children import ringctl
+from launcher.serve.children import ENDS, ringctl
 from launcher.serve.reserving import Reservation
 from launcher.transport import Pool
 
@@ -205,7 +205,7 @@ class Keeper:
 
     def has_ended(self, run: str) -> bool:
         try:
-            done = ringctl("stop", run, "--json")
+            done = ringctl("stop", run, "--json", hands=ENDS)
             if done.code not in (0, 1):
                 raise done.refusal()
             queued.change(run, "starting", "started")
