@@ -260,11 +260,15 @@ def has_leftovers(run: str) -> bool:
 
 
 def refuse_late(asked: Asked, again: str) -> None:
-    """Somebody may have started the run since it was looked at; from here on nobody else does."""
+    """Somebody may have started the run since it was looked at, or forgotten it; from here on nobody does."""
     from launcher import history
 
-    record = history.read(again) if again else None
-    if record is not None and record.plan.attempt >= asked.options.attempt:
+    if not again:
+        return
+    record = history.read(again)
+    if record is None:
+        raise RingctlError(f"run {again} was forgotten by somebody else at this moment (runs prune)")
+    if record.plan.attempt >= asked.options.attempt:
         raise RingctlError(f"run {again} was started again by somebody else at this moment")
 
 

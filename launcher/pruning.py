@@ -10,6 +10,7 @@ from pathlib import Path
 
 from launcher import codestore, database, history, queued, watching
 from launcher.model import Inventory
+from launcher.serve import reserving
 
 LOST_S = 86400.0  # a run that is lost so long has ended, for want of its lease
 LEFT_S = 3600.0  # what nobody knows is removed when it is so old
@@ -46,8 +47,8 @@ def is_over(row: sqlite3.Row, now: float) -> bool:
 
 
 def is_busy(run: str) -> bool:
-    """Whether somebody may start it again, or is writing it down."""
-    if watching.read(run) is not None or watching.is_watched(run):
+    """Whether somebody may start it again, is about to, or is writing it down."""
+    if watching.read(run) is not None or watching.is_watched(run) or reserving.is_held(run):
         return True
     if not (watching.folder() / f"{run}.recording").exists():
         return False
@@ -100,9 +101,11 @@ def is_older(path: Path, moment: float) -> bool:
 
 
 def is_had(run: str, held: contextlib.ExitStack) -> bool:
-    """Whether nobody starts, watches or records it, now and as long as this is `held`."""
+    """Whether nobody starts, watches or records it, now and as long as this is `held`. Whoever is asked to
+    start it again from now on has to wait for the lock, and then finds that it is forgotten."""
     locks = (watching.lock(run, what) for what in LOCKS)
-    return all(held.enter_context(lock) for lock in locks) and watching.read(run) is None
+    got = all(held.enter_context(lock) for lock in locks)
+    return got and watching.read(run) is None and not reserving.is_held(run)
 
 
 def deleting(chosen: Mapping[str, int], *, logs_only: bool) -> database.Work[list[str]]:

@@ -18,12 +18,15 @@ from launcher import client
 from launcher.errors import RingctlError
 from tests.launcher.ringctl import RINGCTL, wait_for
 
-# Run before a service: whoever asks for checkpoints waits for the file `go`, for a minute at most.
-SLOW_LOOK = r"""import launcher.serve.children as c
-c.WATCHER = "import os, sys, time; until = time.monotonic() + 60\n" \
-    "if 'checkpoints' in sys.argv: open({go!r} + str(os.getpid()), 'w').close()\n" \
-    "while 'checkpoints' in sys.argv and not os.path.exists({go!r}) and time.monotonic() < until:\n" \
-    "    time.sleep(0.05)\n" + c.WATCHER"""
+
+def slow(command: str, go: Path) -> str:
+    """To be run before a service: whoever has it run this command leaves a file beside `go`, and waits until
+    that is there, for a minute at most."""
+    return f"""import launcher.serve.children as c
+c.WATCHER = "import os, sys, time; until = time.monotonic() + 60\\n" \\
+    "if {command!r} in sys.argv: open({str(go)!r} + str(os.getpid()), 'w').close()\\n" \\
+    "while {command!r} in sys.argv and not os.path.exists({str(go)!r}) and time.monotonic() < until:\\n" \\
+    "    time.sleep(0.05)\\n" + c.WATCHER"""
 
 
 class Service:

@@ -19,7 +19,7 @@ import pytest
 from launcher.serve import auth, limits
 from launcher.serve.routes import ROUTES
 from tests.launcher.ringctl import ringctl, wait_for
-from tests.launcher.serve.service import SLOW_LOOK, Answer, Service, serving
+from tests.launcher.serve.service import Answer, Service, serving, slow
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND", "FOO")
 PLACES = sorted({route.path for route in ROUTES})
@@ -125,7 +125,7 @@ def test_requests_that_wait_for_hosts_do_not_keep_others_waiting(at_the_door: Se
 
 def test_whoever_only_looks_keeps_nobody_from_ending_a_run(tmp_path: Path) -> None:
     go = tmp_path / "go"
-    with serving(before=SLOW_LOOK.format(go=str(go))) as service, ThreadPoolExecutor(20) as many:
+    with serving(before=slow("checkpoints", go)) as service, ThreadPoolExecutor(20) as many:
         try:
             run = service.submit(sys.executable, "-c", "import time; time.sleep(300)", prefork=False)
             others = [service.submit("true", at=9e9) for _ in range(5)]

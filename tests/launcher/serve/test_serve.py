@@ -27,7 +27,7 @@ from launcher.serve.server import listen
 from launcher.serveinstall import argument, argv, plain_path, quoted
 from launcher.servestart import Options
 from tests.launcher.ringctl import RINGCTL, ringctl, wait_for
-from tests.launcher.serve.service import SLOW_LOOK, Service, serving
+from tests.launcher.serve.service import Service, serving, slow
 
 
 def test_it_listens_to_others_only_with_tls_or_behind_a_proxy() -> None:
@@ -115,7 +115,7 @@ def test_its_user_gets_in_again_after_the_database_was_damaged() -> None:
 
 
 def test_it_ends_without_a_fuss_while_requests_wait_for_hosts(tmp_path: Path) -> None:
-    before = SLOW_LOOK.format(go=str(tmp_path / "go"))
+    before = slow("checkpoints", tmp_path / "go")
     with serving(before=before) as service, ThreadPoolExecutor(1) as beside:
         run = service.submit("true", at=9e9)
         waits = beside.submit(service.raw, "GET", f"/api/runs/{run}/checkpoints")
