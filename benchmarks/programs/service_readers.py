@@ -68,6 +68,15 @@ TELL = "return [noted.lost, noted.over, noted.delays.splice(0)]"
 def main(how: str, seconds: int) -> None:
     kinds = how.split(",") if "," in how else [how] * READERS
     service = None if "logs" in kinds else Service()
+    try:
+        print(json.dumps(measured(kinds, service, seconds)))
+    finally:
+        if service:
+            service.process.terminate()
+            service.process.wait()
+
+
+def measured(kinds: list[str], service: Service | None, seconds: int) -> dict[str, Any]:
     told: multiprocessing.Queue[str] = multiprocessing.Queue()
     heard: multiprocessing.Queue[Any] = multiprocessing.Queue()
     lines = RANKS * RATE * seconds
@@ -86,15 +95,12 @@ def main(how: str, seconds: int) -> None:
     answers = [heard.get(timeout=120) for _ in readers]
     for reader in readers:
         reader.join()
-    if service:
-        service.process.terminate()
-        service.process.wait()
     late = [pair for _, some in answers for pair in some]
     delays, first = sorted(delay for _, delay in late), min(printed for printed, _ in late)
     figures = (statistics.median(delays), delays[int(len(delays) * 0.99)], delays[-1])
     lost = max(lost for lost, _ in answers)
     odd = {"latest": longest(late, first), "stalls": longest(stalls, first)}
-    print(json.dumps({"delay": figures, **odd, "cost": cost, "memory": over_time, "lost": lost}))
+    return {"delay": figures, **odd, "cost": cost, "memory": over_time, "lost": lost}
 
 
 class Service:
@@ -104,7 +110,9 @@ class Service:
         hosts = Path(tempfile.mkdtemp()) / "hosts.yaml"
         hosts.write_text(f"hosts: [{{name: here, local: true, slots: {RANKS}}}]\n")
         command = [*RINGCTL, "serve", "--port", "0", "--hosts", str(hosts)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        # A session of its own: where processors are shared among sessions (autogroup), it would else have
+        # only a part of the browsers' share, while each rank has one for itself.
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().split()[-1]
 
@@ -151,6 +159,7 @@ def note(kind: str, lines: int, service: Service | None, told: Any, heard: Any) 
         heard.put("ready")
         return str(told.get())
 
+    os.setsid()  # each of them looks from a machine of its own
     if kind == "page":
         assert service is not None
         heard.put(by_page(service.url, run))
