@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import logging
 import signal
 import socket
@@ -158,4 +159,5 @@ def run(
         signal.signal(
             number, lambda *_: None
         )  # uvicorn raises it again when it has ended: we end by ourselves
+    gc.freeze()  # what is here stays: the collector need not go through it whenever many lines come
     asyncio.run(serve(settings, listening, listener, ready))
