@@ -117,14 +117,19 @@ def stopped_line(host: str, answer: dict[str, Any]) -> str:
 @click.option("--grow", is_flag=True, help="With as many ranks as it was launched with.")
 @i_know_option
 @click.option("--detach", "-d", is_flag=True, help="Return once it has started.")
+@click.option("--room", "rooms", multiple=True, hidden=True)  # HOST=SLOTS: the service's word for asked.rooms
 @json_option
-def restart(run: str, world: int | None, grow: bool, i_know: bool, detach: bool, as_json: bool) -> int:
+def restart(
+    run: str, world: int | None, grow: bool, i_know: bool, detach: bool, rooms: tuple[str, ...], as_json: bool
+) -> int:
     """Start RUN again with the same code and options, as its next attempt; from its checkpoint if it has one.
 
     On the hosts of its last attempt, unless --world or --grow says otherwise. If it still runs it is stopped
     first. `logs --previous` shows the attempt before.
     """
-    from launcher import cli, watching
+    from dataclasses import replace
+
+    from launcher import cli, queued, watching
 
     if world is not None and grow:
         raise InputError("--grow means as many ranks as it was launched with; leave out --world")
@@ -132,6 +137,8 @@ def restart(run: str, world: int | None, grow: bool, i_know: bool, detach: bool,
     if not found.is_over or watching.read(found.run):
         end_before(found, asked)
         asked, found = asked_again(found.run, world, grow, i_know)
+    told = {host: int(slots) for host, _, slots in (room.rpartition("=") for room in rooms)}
+    asked = replace(asked, rooms={**queued.rooms(found.run), **told})
     return cli.launch_and_watch(asked, preflight=True, detach=detach, as_json=as_json, again=found.run)
 
 
@@ -206,7 +213,7 @@ def on_hosts_that_answer(asked: Asked, *, as_before: bool) -> Asked:
 @click.argument("run")
 def watcher(run: str) -> int:
     """Watch a detached run to its end and start it again if it fails."""
-    from launcher import agent, ask, fold, history, redact, render, restarts, watch, watching
+    from launcher import agent, ask, fold, history, queued, redact, render, restarts, watch, watching
 
     screen = render.NoteScreen()
     with watching.watched(run) as book:
@@ -214,7 +221,8 @@ def watcher(run: str) -> int:
         if record is None:
             watching.forget(run)
             raise InputError(f"there is no run {run} here")
-        asked = ask.Asked(record.inventory, ask.again(record.options), None)  # the hosts have the run's code
+        options, rooms = ask.again(record.options), queued.rooms(run)
+        asked = ask.Asked(record.inventory, options, None, rooms)  # the hosts have the run's code
         pool().hidden = redact.to_look_for(asked.options.secrets)
         agents = agent.agents_for(record.hosts, pool())
         outcome = restarts.see_through(asked, record.plan, agents, screen, watch.Interrupts(), pool(), book)

@@ -140,6 +140,13 @@ def row(run: str) -> Queued | None:
     return from_row(found) if found else None
 
 
+def rooms(run: str) -> Mapping[str, int]:
+    """The hosts that a run which was handed in has to find its slots free on, whoever starts it, and how many
+    they have in all."""
+    found = row(run)
+    return found.rooms if found else {}
+
+
 def from_row(found: sqlite3.Row) -> Queued:
     child = json.loads(found["child"] or "{}")
     return Queued(

@@ -16,13 +16,14 @@ from launcher.follow import Place, follow
 from launcher.leftovers import Leftovers, end_before
 from launcher.model import Host, Inventory, Plan
 from launcher.plan import LaunchOptions, place
-from launcher.run import launch
+from launcher.run import SlotsTaken, launch
 from launcher.transport import Pool
 from launcher.watch import GRACE_S, Interrupts, Outcome, Screen, watch
 from launcher.watching import Book, Failure
 
 LONGEST_DELAY_S = 60.0
 ROOM_S, LONGEST_PAUSE_S = 3600.0, 15.0  # how long, and how often, it is tried where our own disk is full
+FIRST_LOOK_S, LAST_LOOK_S = 1.0, 30.0  # how often it is tried whether slots that others took are free again
 # Addresses, ports and times are never the same.
 PASSING = re.compile(r"0x[0-9a-f]+|(?<=:)\d{4,5}\b|\b[\d.]+ ?m?s\b")
 
@@ -266,7 +267,7 @@ def next_attempt(
             return None
         book.note(f"starting attempt {attempt + 1}")
         try:
-            begun = once_it_can_be_kept(asked, attempt, pool, screen, interrupts, away, book)
+            begun = once_free(asked, attempt, pool, screen, interrupts, away, book)
         except StoppedEarly:
             screen.note("somebody has stopped the run meanwhile: it is not started again")
             return None
@@ -283,6 +284,33 @@ def next_attempt(
         if book.stopped:  # while it was starting
             runs.stop(begun[1], plan.run, GRACE_S, attempt=begun[0].attempt)
         return begun
+
+
+def once_free(
+    asked: Asked,
+    attempt: int,
+    pool: Pool,
+    screen: Screen,
+    interrupts: Interrupts,
+    away: Mapping[str, float],
+    book: Book,
+) -> tuple[Plan, Mapping[str, Agent]] | None:
+    """Start the next attempt; where others have taken its slots, as soon as they are free again, which is no
+    failure of the run's. None if it is not wanted any more by then."""
+    while True:
+        try:
+            return once_it_can_be_kept(asked, attempt, pool, screen, interrupts, away, book)
+        except SlotsTaken as error:
+            taken: SlotsTaken | None = error
+        seconds, told = FIRST_LOOK_S, ""
+        while taken is not None:
+            words = f"attempt {attempt + 1} waits for its slots: {taken.message}"
+            if words != told:
+                screen.note(words)
+                book.note(words)
+            if not wait(seconds, interrupts, book):
+                return None
+            seconds, told, taken = min(2 * seconds, LAST_LOOK_S), words, taken.still()
 
 
 def wait(seconds: float, interrupts: Interrupts, book: Book) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -165,10 +166,12 @@ def claim(
     results = fan_out([host.host for host in plan.hosts if host.host in rooms], ask)
     try:
         return succeeded(results)
-    except BaseException:
+    except BaseException as error:
         for each in results.values():
             if isinstance(each, Conversation):
                 each.close()
+        if isinstance(error, RingctlError) and SLOTS_TAKEN in error.message:
+            raise SlotsTaken(error.message, plan, agents, rooms) from None
         raise
 
 
@@ -186,6 +189,27 @@ def note_over(run: str, state: str, error: RingctlError) -> None:
 def is_anothers(answer: dict[str, Any] | RingctlError) -> bool:
     """Whether a host refused because the run is there already, as this attempt or a later one."""
     return isinstance(answer, RingctlError) and f": {ALREADY} " in answer.message
+
+
+class SlotsTaken(RingctlError):
+    """Others have the slots that a run was to find free."""
+
+    def __init__(
+        self, message: str, plan: Plan, agents: Mapping[str, Agent], rooms: Mapping[str, int]
+    ) -> None:
+        super().__init__(message)
+        self._claim = functools.partial(claim, plan, agents, {}, rooms)
+
+    def still(self) -> SlotsTaken | None:
+        """What its hosts say now; None once there is room, or some host does not answer."""
+        try:
+            for conversation in self._claim().values():
+                conversation.close()
+        except SlotsTaken as error:
+            return error
+        except RingctlError:
+            return None  # whoever starts the run hears what it is
+        return None
 
 
 class PortTaken(RingctlError):

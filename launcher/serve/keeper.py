@@ -392,6 +392,11 @@ class Keeper:
                 found[name] = found.get(name, 0) + slots[host.name]
         return found
 
+    def rooms(self, hosts: Iterable[Host]) -> dict[str, int]:
+        """How many slots those of them have that are ours, too; by the names that they have there."""
+        slots = {place_of(host): host.slots for host in self.inventory.hosts}
+        return {host.name: slots[place_of(host)] for host in hosts if place_of(host) in slots}
+
     def others(self, own: Collection[str]) -> tuple[schedule.Taken, ...]:
         told = {name: seen.now.runs for name, seen in self.hosts.items() if seen.now is not None}
         return schedule.taken_by_others(told, own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,10 +23,10 @@ import pytest
 from launcher import history, queued, schedule
 from launcher.errors import InputError, RingctlError
 from launcher.inventory import this_machine
-from launcher.serve import keeper, reserving
+from launcher.serve import children, keeper, reserving
 from launcher.serve.children import Done
-from tests.launcher.ringctl import detach, events, lines, ringctl, run_folder, wait_for
-from tests.launcher.serve.service import Service, serving, stopped
+from tests.launcher.ringctl import RINGCTL, detach, events, lines, ringctl, run_folder, wait_for
+from tests.launcher.serve.service import Service, serving, slow, stopped
 
 HELD = """
 import os, time
@@ -39,6 +41,17 @@ for i in range(int(os.environ["LINES"])):
     with open(os.environ["RINGCTL_METRICS"], "a") as file:
         print(json.dumps({"step": i, "loss": 1 / (i + 1)}), file=file, flush=True)
     time.sleep(0.02)
+"""
+
+# Somebody prunes when a restart has looked at its run, just before nobody else may touch it.
+FORGETS = """
+import sys
+from launcher import history, watching
+enter = watching.Keeper.__enter__
+def forget_first(keeper):
+    history.forget({run!r})
+    return enter(keeper)
+watching.Keeper.__enter__ = forget_first
 """
 
 
@@ -406,6 +419,81 @@ def test_a_run_is_not_started_again_on_slots_that_somebody_has_just_taken(
         (tmp_path / "go").touch()
         wait_for(lambda: '"succeeded"' in (there / "state.json").read_text(), "the end of it")
         assert (answer.status, answer.json["error"]) == (409, f"here: its slots are taken by {other}")
+
+
+def test_a_restart_that_has_just_begun_keeps_its_run_from_being_forgotten_and_the_host_has_the_last_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = tmp_path / "begin"
+    run = detach(["true"], world=1, options=("--no-prefork",))
+    with serving(slots=1, before=slow("restart", begin)) as service, ThreadPoolExecutor() as pool:
+        service.wait_for_state(run, "succeeded")
+        wait_for(lambda: not still_recorded(service, run), "its slots to be free")
+        again = pool.submit(service.raw, "POST", f"/api/runs/{run}/restart", b"{}")
+        wait_for(lambda: list(tmp_path.glob("begin*")), "the restart")
+        assert "nothing to forget" in ringctl("runs", "prune", "--keep", "0", "--yes").stdout
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setenv("RINGCTL_HOME", str(tmp_path / "other"))
+            options = ("--env", f"GO={tmp_path / 'go'}", "--no-prefork")
+            other = detach([sys.executable, "-c", HELD], world=1, options=options)  # which asks nobody
+            there = run_folder(other)
+        begin.touch()
+        answer = again.result()
+        (tmp_path / "go").touch()
+        wait_for(lambda: '"succeeded"' in (there / "state.json").read_text(), "the end of it")
+        why = f"localhost: no room for it by now: 1 of 1 slot is taken by run {other} of user "
+        assert (answer.status, answer.json["error"].startswith(why)) == (409, True), answer.json
+        assert (service.row(run)["attempt"], service.row(run)["state"]) == (1, "succeeded")
+
+
+def test_a_run_that_was_forgotten_meanwhile_is_not_started_again() -> None:
+    run = detach(["true"], world=1, options=("--no-prefork",))
+    wait_for(lambda: json.loads(ringctl("status", run, "--json").stdout)["state"] == "succeeded", "its end")
+    argv = [*RINGCTL[:-1], FORGETS.format(run=run) + RINGCTL[-1]]
+    done = subprocess.run([*argv, "restart", run], capture_output=True, text=True, check=False)
+    assert (done.returncode, "was forgotten by somebody else" in done.stderr) == (1, True), done
+    assert history.read(run) is None
+
+
+def test_an_attempt_waits_for_slots_that_others_have_taken_and_uses_up_no_restart(tmp_path: Path) -> None:
+    script = f"{HELD}\nif os.environ['RINGCTL_ATTEMPT'] == '1':\n    raise SystemExit(1)"
+    variables = {"GO": str(tmp_path / "go")}
+    with serving(slots=1) as service:
+        again = {"max_restarts": 1, "restart_delay": 0.1, "prefork": False}
+        run = service.submit(sys.executable, "-c", script, variables=variables, **again)
+        service.wait_for_state(run, "running")
+        options = ("--env", f"GO={tmp_path / 'done'}", "--no-prefork")
+        other = detach([sys.executable, "-c", HELD], world=1, options=options)  # which asks nobody
+        (tmp_path / "go").touch()
+        why = (
+            f"attempt 2 waits for its slots: here: no room for it by now: 1 of 1 slot is taken by run {other}"
+        )
+        wait_for(lambda: why in (service.row(run)["watched"] or ""), "the reason")
+        assert service.row(run)["attempt"] == 1
+        (tmp_path / "done").touch()
+        assert service.wait_for_state(run, "succeeded")["attempt"] == 2
+        assert service.row(run)["started"] > service.wait_for_state(other, "succeeded")["ended"]
+
+
+def test_runs_that_users_stop_and_those_that_the_keeper_ends_do_not_wait_for_each_other() -> None:
+    run = detach(["true"], world=1, options=("--no-prefork",))
+    one = keeper.Keeper(this_machine(1), lambda _: None, lambda _: None)
+    with all_of(children.CHANGES):
+        assert one.has_ended(run)
+    with all_of(children.ENDS):
+        assert children.ringctl("stop", run, "--json").code == 0
+
+
+@contextlib.contextmanager
+def all_of(hands: threading.BoundedSemaphore) -> Iterator[None]:
+    """Somebody has them, as if hosts were silent."""
+    count = 0
+    while hands.acquire(blocking=False):
+        count += 1
+    try:
+        yield
+    finally:
+        hands.release(count)
 
 
 def is_interrupted(pid: int) -> bool:
