@@ -26,6 +26,7 @@ HEARTBEAT_S = 10.0
 LOOK_S = 1.0  # at the latest
 PAUSE_S = 0.02  # after something has come: more tends to come at once, and larger blocks cost less
 DETAIL_S, DETAIL_AGAIN_S = 0.3, 5.0  # how often a run's state is looked at, and told though it is the same
+OLD_S = 2.0  # how old it may be by then, if looking takes long
 NOW_S = 0.5  # how often a reader is told the time, by which it sees whether it keeps up
 OVERVIEW_S = 0.5
 ENOUGH_EVENTS = 4000  # for one block
@@ -84,6 +85,7 @@ class Live:
         self.of_run: Counter[str] = Counter()  # only those that somebody reads
         self._loop = asyncio.get_running_loop()
         self._news: dict[str, asyncio.Event] = {}
+        self._heads: dict[str, int] = {}  # the newest event of runs that are being recorded
         self._blocks: OrderedDict[tuple[str, int], asyncio.Future[Block]] = OrderedDict()
         self._kept = 0
         self._details: dict[str, asyncio.Future[Told]] = {}
@@ -99,18 +101,30 @@ class Live:
         if batch.events and batch.run in self.of_run:
             block = encoded(list(enumerate(batch.events, start=batch.first)))
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody reads any more
-            self._loop.call_soon_threadsafe(self._take, batch.run, batch.first - 1, block)
+            self._loop.call_soon_threadsafe(self._heard, batch, block)
 
     def changed(self, run: str) -> None:
         """Something else than its events is new; from any thread."""
         with contextlib.suppress(RuntimeError):  # as above
-            self._loop.call_soon_threadsafe(self._take, run, 0, None)
+            self._loop.call_soon_threadsafe(self._changed, run)
 
-    def _take(self, run: str, after: int, block: Block | None) -> None:
-        if block is not None and (run, after) not in self._blocks:
+    def _heard(self, batch: Batch, block: Block | None) -> None:
+        key = batch.run, batch.first - 1
+        before = self._blocks.get(key)
+        if block is not None and (before is None or not before.done()):  # else it is the same
             done: asyncio.Future[Block] = self._loop.create_future()
             done.set_result(block)
-            self._keep((run, after), done)
+            self._keep(key, done)
+        self._heads[batch.run] = batch.first + len(batch.events) - 1
+        if batch.over:
+            del self._heads[batch.run]
+        self._tell(batch.run)
+
+    def _changed(self, run: str) -> None:
+        self._heads.pop(run, None)  # perhaps nobody records it any more
+        self._tell(run)
+
+    def _tell(self, run: str) -> None:
         news = self._news.pop(run, None)
         if news is not None:
             news.set()
@@ -134,10 +148,13 @@ class Live:
             self._news[run] = asyncio.Event()
         return self._news[run]
 
-    async def block(self, run: str, after: int) -> Block | None:
-        """What comes after an event; None if nothing does yet."""
+    async def block(self, run: str, after: int, *, sure: bool = False) -> Block | None:
+        """What comes after an event; None if nothing does yet. To be `sure` of that the tape is asked, not
+        only its recorder believed."""
         found = self._blocks.get((run, after))
         if found is None:
+            if after == self._heads.get(run) and not sure:
+                return None
             found = asyncio.ensure_future(run_in_threadpool(read_block, run, after))
             self._keep((run, after), found)
         block = await asyncio.shield(found)
@@ -168,12 +185,26 @@ class Live:
             if future.done() and not future.cancelled() and future.exception() is None:
                 self._kept -= len(future.result().data)
 
+    def known(self, run: str) -> Told | None:
+        """How the run was a moment ago. Then somebody looks again beside, and says if it is another: lines do
+        not wait for that."""
+        told, _ = self._newest.get(run, (None, None))
+        age = time.monotonic() - told.at if told else OLD_S
+        if told is None or age >= (DETAIL_S if told.over else OLD_S):  # it may have been started again
+            return None
+        if age > DETAIL_S:
+            self._begin_look(run).add_done_callback(lambda done: done.cancelled() or done.exception())
+        return told
+
     async def detail(self, run: str) -> Told:
         """How the run is; looked up at most every DETAIL_S, for all readers."""
+        return await asyncio.shield(self._begin_look(run))
+
+    def _begin_look(self, run: str) -> asyncio.Future[Told]:
         found = self._details.get(run)
         if found is None or (found.done() and time.monotonic() - told_at(found) > DETAIL_S):
             found = self._details[run] = asyncio.ensure_future(self._look(run))
-        return await asyncio.shield(found)
+        return found
 
     async def _look(self, run: str) -> Told:
         detail, over = await run_in_threadpool(self.service.detail_and_over, run)
@@ -183,6 +214,8 @@ class Live:
         data, bare = (framed("run", each) for each in for_readers(detail))
         told = Told(version, time.monotonic(), data, bare, over)
         self._newest[run] = (told, same)
+        if over or not before or version != before.version:
+            self._tell(run)
         if len(self._newest) > 4 * MOST_STREAMS:
             self._newest.clear()
             self._details.clear()
@@ -272,12 +305,14 @@ async def while_allowed(call: Call, events: AsyncIterator[bytes]) -> AsyncIterat
 async def follow_run(live: Live, run: str, after: int, changes: bool) -> AsyncIterator[bytes]:
     """All that is known of a run after an event, and all that comes, to its end. `changes`: for somebody who
     may stop it and start it again."""
-    version, told_at, heard, timed = -1, 0.0, time.monotonic(), 0.0
+    version, told_at, heard, timed, sure = -1, 0.0, time.monotonic(), 0.0, True
     while not live.closing.is_set():
         news = live.news(run)
-        detail = await live.detail(run)  # before the block: if it is over, nothing comes after the block
+        # Before the block: if it is over, nothing comes after the block.
+        detail = (live.known(run) if version >= 0 else None) or await live.detail(run)
         now = time.monotonic()
-        block = await live.block(run, after)
+        block = await live.block(run, after, sure=sure or detail.over)
+        sure = False
         if detail.version != version or now - told_at > DETAIL_AGAIN_S:
             version, told_at, heard = detail.version, now, now
             yield detail.data if changes else detail.bare
@@ -294,13 +329,16 @@ async def follow_run(live: Live, run: str, after: int, changes: bool) -> AsyncIt
         if now - heard > HEARTBEAT_S:
             heard = now
             yield HEARTBEAT
-        await first_of(news.wait(), LOOK_S)
+        sure = not await first_of(news.wait(), LOOK_S)
         await asyncio.sleep(PAUSE_S)
 
 
-async def first_of(waiting: Awaitable[Any], seconds: float) -> None:
+async def first_of(waiting: Awaitable[Any], seconds: float) -> bool:
+    """Whether it came in time."""
     with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
         await asyncio.wait_for(waiting, seconds)
+        return True
+    return False
 
 
 # --- All runs ------------------------------------------------------------------------------------

@@ -222,6 +222,62 @@ def test_whoever_is_a_little_behind_gets_what_was_encoded_for_all(monkeypatch: p
     asyncio.run(work())
 
 
+def test_whoever_has_all_that_was_recorded_does_not_have_the_tape_read_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+
+    def read_block(_: str, after: int) -> stream.Block:
+        asked.append(after)
+        return stream.Block(after, b"")
+
+    monkeypatch.setattr(stream, "read_block", read_block)
+    event = Event("line", 0.0, "r", 1, "h", 0, {"stream": "out", "text": "x"})
+    state = RunState("r", "", 1, 1, "running", {})
+
+    async def work() -> None:
+        live = stream.Live(None)  # type: ignore[arg-type]  # as above
+        live.batch(Batch("r", 1, [event, event], state, {}))
+        await asyncio.sleep(0)
+        assert await live.block("r", 2) is None
+        assert asked == []
+        assert await live.block("r", 2, sure=True) is None
+        live.batch(Batch("r", 3, [], state, {}, over=True))
+        await asyncio.sleep(0)
+        assert await live.block("r", 2) is None
+        assert asked == [2, 2], "for sure, and once nobody records it any more"
+
+    asyncio.run(work())
+
+
+def test_lines_do_not_wait_until_somebody_has_looked_how_the_run_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "read_block", lambda _, after: stream.Block(after, b""))
+    monkeypatch.setattr(stream, "DETAIL_S", 0.0)
+    monkeypatch.setattr(stream, "OLD_S", 60.0)
+    event = Event("line", 0.0, "r", 1, "h", 0, {"stream": "out", "text": "x"})
+    state = RunState("r", "", 1, 1, "running", {})
+    looked, go = iter((True, False)), threading.Event()
+
+    class Slow:
+        def detail_and_over(self, run: str) -> tuple[dict[str, object], bool]:
+            assert next(looked, False) or go.wait(30)
+            return {"run": run, "ranks": [], "actions": []}, False
+
+    async def work() -> None:
+        live = stream.Live(Slow())  # type: ignore[arg-type]  # all that is asked of the service
+        live.of_run["r"] += 1
+        told = stream.follow_run(live, "r", 0, changes=True)
+        assert (await anext(told)).startswith(b"event: run")
+        coming = asyncio.ensure_future(anext(told))
+        live.batch(Batch("r", 1, [event], state, {}))
+        assert (await asyncio.wait_for(coming, 10)).startswith(b"event: now")
+        assert (await anext(told)).startswith(b"event: lines")
+        await told.aclose()  # type: ignore[attr-defined]  # it is a generator
+        go.set()
+
+    asyncio.run(work())
+
+
 def test_old_blocks_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "MOST_KEPT", 1000)
     monkeypatch.setattr(stream, "read_block", lambda _, after: stream.Block(after + 1, b"x" * 300))
