@@ -22,7 +22,7 @@ from launcher.text import number
 PAGE = Path(__file__).parent / "serve" / "page"
 STYLES = ("theme.css", "style.css", "charts.css", "report.css")
 # Each after what it needs.
-MODULES = ("dom", "format", "icons", "series", "charts", "bars", "ring", "matrix", "curves", "report")
+MODULES = ("format", "dom", "icons", "series", "charts", "bars", "ring", "matrix", "curves", "report")
 IMPORT = re.compile(r"^import .*? from \"\./[a-z]+\.js\";\n", re.M)
 EXPORT = re.compile(r"^export (?=(?:const|function|class|async) )", re.M)
 IN_SCRIPT = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})

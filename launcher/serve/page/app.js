@@ -1,6 +1,6 @@
 // The page: shows the view that the address names, says whether it is connected, and keeps the colours.
 
-import { put, h, say } from "./dom.js";
+import { entitle, h, put, say, set } from "./dom.js";
 import { onState, silence } from "./live.js";
 import { parse } from "./router.js";
 import { icon } from "./icons.js";
@@ -29,7 +29,7 @@ function route(event) {
   const make = VIEWS[where.name];
   shown = make ? make(main, where) : { close: () => {}, title: "Nothing here" };
   if (!make) put(main, emptyState("There is nothing here", "The address is not one of this page.", "", h("a", { class: "button", href: "#/runs" }, "All runs")));
-  document.title = `${shown.title} · ringctl`;
+  entitle(shown.title);
   for (const one of document.querySelectorAll("nav a")) {
     const current = one.dataset.view === where.name || (one.dataset.view === "runs" && where.name === "run");
     if (current) one.setAttribute("aria-current", "page"); else one.removeAttribute("aria-current");
@@ -47,8 +47,7 @@ const themeButton = document.getElementById("theme");
 function wear(theme) {
   document.documentElement.dataset.theme = theme;
   put(themeButton, icon({ auto: "auto", light: "sun", dark: "moon" }[theme]));
-  themeButton.setAttribute("aria-label", `Colours: ${theme === "auto" ? "as the system" : theme}`);
-  themeButton.title = themeButton.getAttribute("aria-label");
+  for (const name of ["aria-label", "title"]) set(themeButton, name, `Colours: ${theme === "auto" ? "as the system" : theme}`);
 }
 
 function nextTheme() {
@@ -81,7 +80,7 @@ leave.addEventListener("click", signOut);
 async function begin() {
   try {
     const me = await introduce();
-    leave.title = `Sign out ${me.user}`;
+    set(leave, "title", `Sign out ${me.user}`);
     window.addEventListener("hashchange", route);
     route();
   } catch (error) {

@@ -1,6 +1,6 @@
 // Curves: axes with round numbers, a crosshair that tells values, a sentence and a table for who cannot see them.
 
-import { h, svg, put, say, framed } from "./dom.js";
+import { h, svg, put, say, set, framed } from "./dom.js";
 import { figure, isNumber, whole } from "./format.js";
 
 const COLOURS = 8; // custom properties --s0 ... of the style sheet
@@ -142,7 +142,7 @@ export class LineChart {
     this.showLegend();
     this.details.hidden = empty;
     say(this.summary, this.sentence());
-    this.plot.setAttribute("aria-label", `${this.options.title}. ${this.sentence()}`);
+    set(this.plot, "aria-label", `${this.options.title}. ${this.sentence()}`);
     if (this.details.open) this.fillTable();
     if (this.at !== null) this.tell();
   }

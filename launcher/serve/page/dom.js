@@ -1,7 +1,11 @@
-// Makes elements. Every text goes in as a text node: nothing that a server or a log says is ever read as markup.
+// Makes elements. Every text goes in here, as a text node: nothing that a server or a log says is ever read as markup,
+// nor does it turn the text around it.
+
+import { harmless } from "./format.js";
 
 const SVG_SPACE = "http://www.w3.org/2000/svg";
 const AS_PROPERTY = new Set(["value", "checked", "disabled", "selected", "hidden", "open", "indeterminate"]);
+const READ = new Set(["title", "aria-label", "aria-valuetext", "placeholder"]); // attributes whose value is shown or read out
 
 export function h(tag, attributes, ...children) {
   return fill(document.createElement(tag), attributes, children);
@@ -18,16 +22,17 @@ function fill(element, attributes, children) {
 }
 
 function flat(children) {
-  return children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
+  return children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false)
+    .map((child) => (child instanceof Node ? child : harmless(child)));
 }
 
-function set(element, name, value) {
+export function set(element, name, value) {
   if (value === null || value === undefined) return;
   if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
   else if (name === "vars") for (const [key, of] of Object.entries(value)) element.style.setProperty(key, of);
   else if (AS_PROPERTY.has(name) && name in element) element[name] = value;
   else if (value === true) element.setAttribute(name, "");
-  else if (value !== false) element.setAttribute(name, value);
+  else if (value !== false) element.setAttribute(name, READ.has(name) ? harmless(value) : value);
 }
 
 /** Puts these in place of whatever the element holds. */
@@ -38,7 +43,13 @@ export function put(element, ...children) {
 
 /** Changes a text only where it differs, so that a screen reader does not hear it again. */
 export function say(element, text) {
-  if (element.textContent !== text) element.textContent = text;
+  const shown = harmless(text);
+  if (element.textContent !== shown) element.textContent = shown;
+}
+
+/** Names the page, in the browser's tab. */
+export function entitle(text) {
+  document.title = `${harmless(text)} · ringctl`;
 }
 
 /** A table: columns are {title, of(row), class}; what `of` gives is a text or elements. */

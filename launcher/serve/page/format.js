@@ -3,7 +3,7 @@
 export const NOTHING = "–";
 const SMALL_SPACE = "\u202f";
 const SIZES = ["B", "kB", "MB", "GB", "TB", "PB"];
-const BADLY_BEHAVED = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
+const BADLY_BEHAVED = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g;
 const TERMINAL = /\u001b(?:\[[0-?]*[ -/]*[@-~]|\][^\u0007\u001b]*(?:\u0007|\u001b\\)?|[@-Z\\-_])/g;
 
 export const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
@@ -87,7 +87,7 @@ export function ranges(numbers) {
   return parts.join(", ");
 }
 
-/** A line of a log without what a terminal would obey; whatever else cannot be seen, or turns text around, as a sign. */
+/** What somebody else wrote, without what a terminal would obey; whatever else cannot be seen, or turns text around, as a sign. */
 export function harmless(text) {
   return String(text).replace(TERMINAL, "").replace(BADLY_BEHAVED, (one) => {
     const code = one.charCodeAt(0);

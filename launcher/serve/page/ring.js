@@ -1,6 +1,6 @@
 // The ring as a ring: each rank a knot, each link with its latency and bandwidth, the slowest of them named.
 
-import { h, svg, put, say, table } from "./dom.js";
+import { h, svg, put, say, set, table } from "./dom.js";
 import { bandwidth, milliseconds, isNumber, stateOf, whole, isActive } from "./format.js";
 
 const SIDE = 380;
@@ -39,7 +39,7 @@ export class Ring {
     const ranks = [...(run.ranks ?? [])].sort((a, b) => a.rank - b.rank), links = ringLinks(ranks, run.links ?? []);
     const slow = slowLink(links), words = this.sentence(run, ranks, slow);
     say(this.summary, words);
-    this.picture.setAttribute("aria-label", `Ring of ${ranks.length} ranks. ${words}`);
+    set(this.picture, "aria-label", `Ring of ${ranks.length} ranks. ${words}`);
     this.picture.classList.toggle("alive", isActive(run.state));
     const radius = ranks.length <= FEW ? 118 : 138, size = ranks.length <= FEW ? 25 : Math.max(6, Math.min(19, (Math.PI * radius) / ranks.length - 2));
     const place = (at, r) => {

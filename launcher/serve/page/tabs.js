@@ -3,7 +3,7 @@
 import { h, put, refresh, table } from "./dom.js";
 import { get, runPath } from "./api.js";
 import { stateBadge } from "./icons.js";
-import { capital, clock, duration, figure, harmless, isNumber, milliseconds, NOTHING, quoted, ranges, sized, whole } from "./format.js";
+import { capital, clock, duration, figure, isNumber, milliseconds, NOTHING, quoted, ranges, sized, whole } from "./format.js";
 import { emptyState, errorState, skeleton } from "./dialogs.js";
 import { preflightParts } from "./matrix.js";
 
@@ -119,7 +119,7 @@ function listed({ checkpoints, elsewhere, errors }) {
   return [
     checkpoints.length ? table("Checkpoints", columns.filter((column) => checkpoints.some((one) => column.of(one) !== NOTHING)), checkpoints)
       : emptyState("No checkpoints", "The ring trainer saves them with:", "--checkpoint-every 100"),
-    notes.length ? h("ul", { class: "soft small" }, notes.map((words) => h("li", null, capital(harmless(words))))) : null,
+    notes.length ? h("ul", { class: "soft small" }, notes.map((words) => h("li", null, capital(words)))) : null,
   ];
 }
 

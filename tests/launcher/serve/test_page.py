@@ -57,6 +57,13 @@ const named = (one) => one.ariaLabel || one.innerText?.trim() || one.labels?.len
 return [...document.querySelectorAll("button, a[href], input, select, textarea")]
   .filter((one) => one.checkVisibility() && !named(one)).map((one) => one.outerHTML.slice(0, 200))
 """
+TURNING = "[\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\u001b]"
+OBEYED = f"""
+const read = ["title", "aria-label", "aria-valuetext", "placeholder"];
+const all = [...document.querySelectorAll("*")];
+const told = all.flatMap((one) => [one.textContent, ...read.map((name) => one.getAttribute(name) ?? "")]);
+return [document.title, ...told].filter((text) => /{TURNING}/.test(text)).map((text) => text.slice(0, 200));
+"""
 AXIS = """
 const [y] = arguments;
 return import("/page/charts.js").then(({ LineChart, ticks }) => {
@@ -171,6 +178,23 @@ def test_a_line_that_comes_in_is_found_as_it_is_shown_and_as_it_was_written(
     text = "an \x1b[31mErr\x1b[1mor\x1b[0m in red"
     assert scene.browser.script(PASSES, text, search) is True
     assert scene.browser.script(PASSES, text, search + "!") is False
+
+
+def test_an_error_does_not_turn_the_text_around_it(scene: Scene) -> None:
+    browser, service = scene.browser, scene.service
+    fails = "raise ValueError('photo_\u202egpj.exe \\u2067 \\x1b[31mred')"
+    run = service.submit(sys.executable, "-c", fails, prefork=False, skip_preflight=True)
+    service.wait_for_state(run, "failed")
+    for place, where in (("", "#cause"), ("?tab=attempts", ".attempts"), ("?tab=plan", ".panel")):
+        scene.go(f"runs/{run}{place}")
+        browser.wait_for_text("gpj.exe", where)
+        assert browser.script(OBEYED) == []
+    scene.go(f"runs?search={run}")
+    browser.wait_for_text("gpj.exe", "table.runs")
+    assert browser.script(OBEYED) == []
+    scene.go("runs/%E2%80%AEgpj")
+    browser.wait_for_text("There is no such run")
+    assert browser.script(OBEYED) == []
 
 
 # --- Everywhere ----------------------------------------------------------------------------------

@@ -57,6 +57,15 @@ def test_no_script_reads_text_as_markup_or_as_a_program(path: Path) -> None:
     assert re.findall(f"{forbidden}|{programs}", text) == []
 
 
+@pytest.mark.parametrize("path", [path for path in SCRIPTS if path.name != "dom.js"], ids=name_of)
+def test_texts_are_put_into_the_page_in_one_place_alone(path: Path) -> None:
+    assigned = r"\b(?:textContent|innerText|nodeValue|title|ariaLabel|placeholder) = "
+    called = (
+        r"\bcreateTextNode\(|\bnew Text\(|setAttribute\(\"(?:title|placeholder|aria-label|aria-valuetext)\""
+    )
+    assert re.findall(f"\\.{assigned}|{called}", path.read_text(encoding="utf-8")) == []
+
+
 def test_all_files_and_the_first_screens_data_are_light() -> None:
     numbers = dict.fromkeys(("loss", "accuracy", "left_s", "submitted", "started", "ended"), 1234.56789)
     words = dict.fromkeys(("run", "name", "user", "state", "waiting"), "a word of some length")

@@ -1,6 +1,6 @@
 // The hosts: how many slots are free, what runs, how busy they are, and what the last preflight found.
 
-import { h, put, refresh } from "../dom.js";
+import { h, put, refresh, say } from "../dom.js";
 import { get, post } from "../api.js";
 import { listen } from "../live.js";
 import { icon } from "../icons.js";
@@ -45,7 +45,7 @@ export function hostsView(place) {
       if (now?.time !== checked?.time) {
         waits = 0;
         button.disabled = false;
-        button.textContent = "Run preflight";
+        say(button, "Run preflight");
       }
       checked = now;
       refresh(found, [now, now ? ago(now.time) : ""], () => (now ? preflightParts(now) : emptyState("Not checked yet", "Preflight looks at every host and every link, and starts nothing.")));
@@ -56,14 +56,14 @@ export function hostsView(place) {
 
   async function check() {
     button.disabled = true;
-    button.textContent = "Checking…";
+    say(button, "Checking…");
     waits = 1;
     try {
       await post("/api/preflight");
       announce("Preflight has begun");
     } catch (error) {
       button.disabled = false;
-      button.textContent = "Run preflight";
+      say(button, "Run preflight");
       announce(error.message, { bad: true, fix: error.fix });
     }
   }

@@ -1,6 +1,6 @@
 // One run: how far it is, its curves, who is slow, the ring, and everything else that is known of it.
 
-import { h, put, say, refresh, paced } from "../dom.js";
+import { entitle, h, put, say, refresh, paced } from "../dom.js";
 import { get, runPath } from "../api.js";
 import { listen } from "../live.js";
 import { icon, stateBadge } from "../icons.js";
@@ -138,7 +138,7 @@ export function runView(place, { run: id, query }) {
       run = detail;
       measured.load(metrics);
       latest = log.lines;
-      document.title = `${title(run)} · ringctl`;
+      entitle(title(run));
       put(place, parts.head, parts.banner, parts.stats, tabs, parts.panel, parts.status);
       open(tab, query);
       drawRun();
