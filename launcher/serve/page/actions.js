@@ -42,7 +42,7 @@ export async function cancel(run, after) {
 }
 
 async function restart(run, after) {
-  const world = h("label", { class: "field" }, h("span", null, "Ranks"), h("input", { type: "number", name: "world", min: "1", max: "4096", value: run.world }));
+  const world = h("label", { class: "field" }, h("span", null, "Ranks"), h("input", { type: "number", name: "world", min: "1", max: "65536", value: run.world }));
   const sure = await confirm({ title: `Restart ${title(run)}?`, text: "It starts as the next attempt with the same code and options, from its last checkpoint if it has one. If it still runs it is stopped first.", action: "Restart it", fields: [world] });
   if (!sure) return;
   const wanted = Number(sure.world);

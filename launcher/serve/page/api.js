@@ -16,15 +16,16 @@ export const post = (path, body = {}) => ask("POST", path, null, body);
 async function ask(method, path, query, body, signal) {
   const options = { method, signal, credentials: "same-origin", cache: "no-store" };
   if (body !== undefined) Object.assign(options, { headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
-  const answer = await reached(address(path, query), options), told = await answer.json().catch(() => null);
+  const answer = await reached(address(path, query), options, method === "GET" || Boolean(body?.key)), told = await answer.json().catch(() => null);
   if (answer.ok) return told;
   if (answer.status === 401) throw new Failure("You are not signed in here", "Type `ringctl serve link` and open what it prints.", 401);
   throw new Failure(told?.error ?? `The service answered ${answer.status}`, told?.fix ?? "", answer.status);
 }
 
-/** Asks again for what may be asked twice: a laptop that changes its network drops all its connections. */
-async function reached(where, options) {
-  for (let again = options.method === "GET" ? AGAIN_MS : []; ; again = again.slice(1)) {
+/** Asks again for what may be asked twice (a key says that it is the same): a laptop that changes its network drops
+ * all its connections. */
+async function reached(where, options, twice) {
+  for (let again = twice ? AGAIN_MS : []; ; again = again.slice(1)) {
     try {
       return await fetch(where, options);
     } catch (error) {

@@ -3,7 +3,7 @@
 export const NOTHING = "–";
 const SMALL_SPACE = "\u202f";
 const SIZES = ["B", "kB", "MB", "GB", "TB", "PB"];
-const BADLY_BEHAVED = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g;
+export const BADLY_BEHAVED = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g;
 const TERMINAL = /\u001b(?:\[[0-?]*[ -/]*[@-~]|\][^\u0007\u001b]*(?:\u0007|\u001b\\)?|[@-Z\\-_])/g;
 
 export const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
@@ -119,15 +119,4 @@ export const isActive = (state) => state === "running" || state === "starting";
 export function done(run) {
   if (run.state === "succeeded") return 1;
   return isNumber(run.step) && isNumber(run.steps) && run.steps > 0 ? Math.min(1, run.step / run.steps) : null;
-}
-
-/** What somebody typed into a shell, as words; quotes keep together what belongs together. */
-export function words(line) {
-  const found = [...line.matchAll(/(?:[^\s"'\\]|\\.|"(?:[^"\\]|\\.)*"|'[^']*')+/gs)].map((match) => match[0]);
-  return found.map((word) => word.replace(/\\(.)|"((?:[^"\\]|\\.)*)"|'([^']*)'/gs,
-    (_, escaped, double, single) => escaped ?? single ?? double.replace(/\\(["\\$`])/g, "$1")));
-}
-
-export function quoted(list) {
-  return list.map((word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`)).join(" ");
 }

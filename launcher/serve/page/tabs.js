@@ -3,7 +3,8 @@
 import { h, put, refresh, table } from "./dom.js";
 import { get, runPath } from "./api.js";
 import { stateBadge } from "./icons.js";
-import { capital, clock, duration, figure, isNumber, milliseconds, NOTHING, quoted, ranges, sized, whole } from "./format.js";
+import { capital, clock, duration, figure, isNumber, milliseconds, NOTHING, ranges, sized, whole } from "./format.js";
+import { quoted } from "./typed.js";
 import { emptyState, errorState, skeleton } from "./dialogs.js";
 import { preflightParts } from "./matrix.js";
 

@@ -64,6 +64,15 @@ const all = [...document.querySelectorAll("*")];
 const told = all.flatMap((one) => [one.textContent, ...read.map((name) => one.getAttribute(name) ?? "")]);
 return [document.title, ...told].filter((text) => /{TURNING}/.test(text)).map((text) => text.slice(0, 200));
 """
+LOSES_ANSWERS = """
+const asks = window.fetch;
+let left = 3;  // what may be asked again is asked three times
+window.fetch = async (where, ...more) => {
+  const answer = await asks(where, ...more);
+  if (where.startsWith("/api/submit") && left-- > 0) throw new TypeError("no answer");
+  return answer;
+};
+"""
 AXIS = """
 const [y] = arguments;
 return import("/page/charts.js").then(({ LineChart, ticks }) => {
@@ -312,7 +321,17 @@ def test_what_is_submitted_again_has_all_options_of_the_first(scene: Scene) -> N
     service, browser = scene.service, scene.browser
     options = {"master_port": 29555, "i_know": True, "skip_preflight": True, "shared": True}
     secret = {"secrets": {"SOME_TOKEN": "b7d1c09e"}}
-    first = service.submit("true", world=1, name="first", prefork=False, **options, **secret)
+    variables = {
+        "LINES": "one\nB=2",
+        "SPACES": " x ",
+        "QUOTED": '"q"',
+        "ODD": "a\\b\r\u202e=",
+        "PLAIN": "it's",
+    }
+    words = ("it's", "", "a\u202eb", "c\r\nd\\'", '"$HOME"', " e ")
+    first = service.submit(
+        "true", *words, world=1, name="first", prefork=False, variables=variables, **options, **secret
+    )
     service.wait_for_state(first, "succeeded")
     scene.go(f"submit?from={first}")
     browser.click("#send")
@@ -328,6 +347,39 @@ def test_what_is_submitted_again_has_all_options_of_the_first(scene: Scene) -> N
     was, now = (service.client().get(f"/api/runs/{run}/submission") for run in (first, again[0]))
     assert {**was, "name": "second"} == now
     assert {name: now[name] for name in options} == options
+
+
+@pytest.mark.parametrize(
+    ("field", "typed", "told"),
+    [
+        ("command", "echo it's broken", "the quote in 's broken is not closed"),
+        ("command", "echo \\", "nothing follows"),
+        ("variables", 'A="x', "the quotes of A do not match"),
+        ("world", "1.5", "Ranks: "),
+    ],
+)
+def test_what_cannot_be_read_as_it_was_meant_is_not_submitted(
+    scene: Scene, field: str, typed: str, told: str
+) -> None:
+    scene.go("submit")
+    scene.browser.one("#send")
+    scene.browser.script("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    scene.browser.type(f"[name={field}]", typed)
+    scene.browser.click("#send")
+    scene.browser.wait_for_text(told, ".formerror")
+
+
+def test_what_is_sent_again_because_no_answer_came_is_one_run(scene: Scene) -> None:
+    service, browser = scene.service, scene.browser
+    scene.go("submit")
+    browser.type("[name=command]", "true")
+    browser.type("[name=name]", "once")
+    browser.script(LOSES_ANSWERS)
+    browser.click("#send")
+    browser.wait_for_text("The service does not answer", ".formerror")
+    browser.click("#send")
+    browser.wait_for_text("once", ".runhead")
+    assert [row["name"] for row in service.client().get("/api/runs", search="once")["runs"]] == ["once"]
 
 
 def test_whoever_may_only_look_has_no_button_that_changes_something_and_may_leave(

@@ -7,7 +7,7 @@ import { icon, stateBadge } from "../icons.js";
 import { announce, emptyState, errorState, skeleton } from "../dialogs.js";
 import { LineChart, CHARTS, swatch } from "../charts.js";
 import { Measured, smooth } from "../series.js";
-import { quoted } from "../format.js";
+import { quoted } from "../typed.js";
 import { plainValue } from "../tabs.js";
 import { note, runLink } from "../router.js";
 import { times, title } from "../runparts.js";
