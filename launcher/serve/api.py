@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 import time
 from dataclasses import replace
@@ -120,7 +121,8 @@ def checkpoints(call: Call) -> dict[str, Any]:
 
 
 def submission(call: Call) -> dict[str, Any]:
-    """Also of a run that was launched without the service, as far as it is remembered."""
+    """Also of a run that was launched without the service, unless its code would have to come from a folder
+    that the service knows nothing of."""
     row_of(call)
     row = queued.row(call.path["run"])
     if row is not None:
@@ -144,7 +146,28 @@ def submission(call: Call) -> dict[str, Any]:
         i_know=options.i_know,
         skip_preflight=not options.preflight,
     )
+    if not is_trainer(options.command):
+        raise Refused(409, f"its code is not here: it was launched in {options.workdir}", typed(said))
     return without_secrets(said)
+
+
+def typed(said: queued.Submission) -> str:
+    """The command that hands it in from where its code is."""
+    told = without_secrets(said)
+    given = {
+        "--world": said.world,
+        "--name": said.name,
+        "--max-restarts": said.max_restarts,
+        "--restart-delay": said.restart_delay if said.max_restarts else None,
+        "--min-world": said.min_world,
+        "--master-port": said.master_port,
+        "--env-file": "FILE" if told["secrets"] else None,
+    }
+    flags = {"no-prefork": not said.prefork, "shared": said.shared, "i-know": said.i_know}
+    words = ["ringctl", "submit", *(word for pair in given.items() if pair[1] for word in map(str, pair))]
+    words += [word for name, value in told["variables"].items() for word in ("--env", f"{name}={value}")]
+    words += [f"--{name}" for name, on in {**flags, "skip-preflight": said.skip_preflight}.items() if on]
+    return shlex.join([*words, "--", *said.command])
 
 
 def without_secrets(said: queued.Submission) -> dict[str, Any]:

@@ -114,7 +114,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", RUN + "/checkpoints", api.checkpoints, "read", "What it has saved", "Checkpoints",
           slow=True, errors=(404, 409, 502)),
     Route("GET", RUN + "/submission", api.submission, "read", "What was handed in, without secrets",
-          "Submission", errors=(404,)),
+          "Submission", errors=(404, 409)),
     Route("GET", RUN + "/report", api.report, "read", "One file about it", kind="*/*", query=(FORMAT,),
           slow=True, errors=(404,)),
     Route("POST", RUN + "/stop", api.stop, "submit", "End it everywhere", "RunRow", body=STOP,

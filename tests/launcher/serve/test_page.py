@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -347,6 +349,24 @@ def test_what_is_submitted_again_has_all_options_of_the_first(scene: Scene) -> N
     was, now = (service.client().get(f"/api/runs/{run}/submission") for run in (first, again[0]))
     assert {**was, "name": "second"} == now
     assert {name: now[name] for name in options} == options
+
+
+def test_a_run_whose_code_the_service_does_not_have_is_submitted_again_from_where_it_is(
+    scene: Scene, tmp_path: Path
+) -> None:
+    service, browser = scene.service, scene.browser
+    (tmp_path / "hello.py").write_text("print('hello')")
+    options = ("--world", "1", "--name", "by-hand", "--env", "A=b c", "--no-prefork", "--skip-preflight")
+    ringctl("launch", "--local", *options, "--", sys.executable, "hello.py", cwd=tmp_path)
+    run = str(service.client().get("/api/runs", search="by-hand")["runs"][0]["run"])
+    scene.go(f"runs/{run}")
+    browser.click(".actions a[href*=submit]")
+    browser.wait_for_text(f"Its code is not here: it was launched in {tmp_path}")
+    assert not browser.all("#send")
+    typed = shlex.split(browser.text(".empty code"))
+    assert typed == ["ringctl", "submit", *options[:4], "--env", "A=b c", *options[-2:], "--", *typed[-2:]]
+    again = ringctl("submit", "--json", *typed[2:], cwd=tmp_path)
+    service.wait_for_state(json.loads(again.stdout)["run"], "succeeded")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import { h, put } from "../dom.js";
 import { get, post, runPath } from "../api.js";
 import { listen } from "../live.js";
 import { announce, emptyState, errorState, skeleton } from "../dialogs.js";
+import { capital } from "../format.js";
 import { assigned, assignments, quoted, words } from "../typed.js";
 import { go, runLink } from "../router.js";
 import { maySubmit } from "../me.js";
@@ -16,7 +17,8 @@ export function submitView(place, { query }) {
     put(place, h("header", { class: "head" }, h("h1", null, "Submit a run")), emptyState("You may look, and not submit", "Whoever runs the service can give you a link that may:", "ringctl serve link --user NAME"));
     return { close: () => {}, title: "Submit" };
   }
-  put(place, h("header", { class: "head" }, h("h1", null, query.from ? "Submit again" : "Submit a run")), skeleton(4));
+  const heading = h("header", { class: "head" }, h("h1", null, query.from ? "Submit again" : "Submit a run"));
+  put(place, heading, skeleton(4));
   listen("/api/stream", {}, {});
 
   async function load() {
@@ -25,9 +27,9 @@ export function submitView(place, { query }) {
         query.from ? get(runPath(query.from, "/submission")) : {},
         get("/api/hosts").then((answer) => answer.hosts, () => []), get("/api/runs", { limit: 50 }).then((answer) => answer.runs, () => []),
       ]);
-      if (!closed) put(place, h("header", { class: "head" }, h("h1", null, query.from ? "Submit again" : "Submit a run")), form(before, hosts, runs, query.from));
+      if (!closed) put(place, heading, form(before, hosts, runs, query.from));
     } catch (error) {
-      if (!closed) put(place, errorState(error, load));
+      if (!closed) put(place, heading, error.status === 409 ? emptyState("It is not submitted from here", `${capital(error.message)}. Go there, and type:`, error.fix) : errorState(error, load));
     }
   }
 
