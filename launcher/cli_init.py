@@ -168,18 +168,19 @@ def environments_on(agent: Agent) -> tuple[FoundEnv, ...]:
 
 def write(path: Path, text: str, force: bool) -> None:
     """At once, or not at all; without `force` also not over a file that has come meanwhile."""
+    from launcher.wholefile import write_where_named
+
     try:
+        if force:
+            write_where_named(path, text.encode())
+            return
         fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=".ringctl-")
         try:
             with os.fdopen(fd, "wb") as f:
                 f.write(text.encode())
             os.chmod(temporary, 0o644)
-            if force:
-                os.replace(temporary, path)
-            else:
-                os.link(temporary, path)
+            os.link(temporary, path)
         finally:
-            if os.path.exists(temporary):
-                os.unlink(temporary)
+            os.unlink(temporary)
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from None

@@ -72,7 +72,7 @@ def put(made: str, run: str, out: str | None, kind: str) -> None:
     where = out or (f"{run}.html" if kind == "html" else "-")
     if not made.endswith("\n"):
         made += "\n"
-    if where == "-":
+    if where in ("-", "/dev/stdout"):  # which may be a file that somebody has open to append to
         shown = sys.stdout.isatty()  # a pipe gets it as it is
         click.echo("".join(map(visible_line, made.splitlines())) if shown else made, nl=False)
         return
@@ -87,10 +87,9 @@ def visible_line(line: str) -> str:
 
 
 def write(path: Path, made: str) -> None:
-    """In place of what was there, at once."""
-    from launcher.wholefile import replace_whole
+    from launcher.wholefile import write_where_named
 
     try:
-        replace_whole(path, made.encode("utf-8", "replace"), mode=0o644)
+        write_where_named(path, made.encode("utf-8", "replace"))
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from pathlib import Path
 
 
@@ -25,6 +26,23 @@ def replace_whole(path: Path, data: bytes, mode: int = 0o600) -> None:
             os.unlink(temporary)
         raise
     sync_folder(path.parent)
+
+
+def write_where_named(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Where somebody wants it: a file is replaced whole, also one that a link leads to, and keeps its mode;
+    what is no file (a device, a pipe) is written to."""
+    try:
+        there = os.stat(path).st_mode
+    except FileNotFoundError:
+        replace_whole(Path(os.path.realpath(path)), data, mode)
+        return
+    if stat.S_ISREG(there):
+        replace_whole(Path(os.path.realpath(path)), data, stat.S_IMODE(there))
+    else:
+        with open(path, "wb", buffering=0) as file:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[file.write(rest) or 0 :]
 
 
 def sync_folder(path: Path) -> None:

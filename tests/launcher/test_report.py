@@ -5,6 +5,7 @@ from __future__ import annotations
 import html.parser
 import json
 import math
+import os
 import re
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launcher import reporthtml, reporttext
+from launcher import cli_init, cli_report, reporthtml, reporttext
 from tests.launcher.ringctl import launch, ringctl
 from tests.launcher.serve.browser import browsing, needs_chromium
 
@@ -190,6 +191,24 @@ def test_the_report_of_a_run_that_nobody_recorded_has_its_curves_and_its_log(tmp
     assert "| accuracy | 0.7 | ▁█ | 0.9 |" in ringctl("report", "mine", "--markdown").stdout
     ringctl("report", "mine", "--out", "mine.html", cwd=tmp_path)
     assert "&lt;b&gt;hello" in (tmp_path / "mine.html").read_text()
+
+
+def test_what_is_no_file_is_written_to_and_a_link_stays_one(tmp_path: Path) -> None:
+    pipe, file, link = (tmp_path / name for name in ("pipe", "file", "link"))
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    cli_report.write(pipe, "whole")
+    assert os.read(reader, 100) == b"whole"
+    os.close(reader)
+    file.write_text("before")
+    file.chmod(0o600)
+    link.symlink_to(file)
+    cli_report.write(link, "new")
+    (tmp_path / "dangling").symlink_to(tmp_path / "made")
+    cli_init.write(tmp_path / "dangling", "first", force=True)
+    cli_init.write(link, "newer", force=True)
+    assert (pipe.is_fifo(), link.is_symlink(), file.read_text()) == (True, True, "newer")
+    assert (file.stat().st_mode & 0o777, (tmp_path / "made").read_text()) == (0o600, "first")
 
 
 def test_a_report_that_cannot_be_written_says_where(tmp_path: Path) -> None:
