@@ -55,20 +55,21 @@ RANK = {
     "heartbeat_age_s": maybe(NUMBER),
     **dict.fromkeys(("step", "loss", "samples_per_s", "step_ms", "comm_ms", "bytes_sent"), maybe(NUMBER)),
 }
+CAUSE = maybe(obj({"text": TEXT, "fix": TEXT, "rank": maybe(WHOLE), "host": TEXT}))
 ATTEMPT = {
     "attempt": WHOLE,
     "state": TEXT,
     "started": maybe(NUMBER),
     "ended": maybe(NUMBER),
     "world": maybe(WHOLE),
-    "cause": TEXT,
+    "cause": CAUSE,
 }
 CHECKED = maybe(obj({"time": NUMBER, "ok": FLAG, "checks": arr(ANY), "pairs": arr(ANY)}))
 DETAIL = {
     **ROW,
     "ranks": arr(obj(RANK)),
     "attempts": arr(obj(ATTEMPT)),
-    "cause": maybe(obj({"text": TEXT, "fix": TEXT, "rank": maybe(WHOLE), "host": TEXT})),
+    "cause": CAUSE,
     "plan": {"type": ["object", "null"]},
     "options": {"type": "object"},
     "environment": {"type": "object"},

@@ -7,7 +7,9 @@ import re
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
+import jsonschema_rs
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -22,7 +24,7 @@ from schemathesis.specs.openapi.checks import (
 from launcher import queued
 from launcher.serve import prom, routes, schema
 from launcher.serve.shapes import SUBMISSION
-from tests.launcher.ringctl import ringctl, wait_for
+from tests.launcher.ringctl import detach, ringctl, wait_for
 from tests.launcher.serve.service import Service, serving
 
 CHECKS = [
@@ -108,6 +110,55 @@ def test_whatever_is_asked_the_answer_is_as_described(operation: Any, at_the_doo
 
 def is_moment(value: object) -> bool:
     return value is None or (type(value) in (int, float) and 0 <= value <= 1e11)  # type: ignore[operator]  # a number
+
+
+# --- Runs that have come to something ------------------------------------------------------------
+
+TWICE = """
+import json, os, time
+if os.environ["RINGCTL_ATTEMPT"] == "1":
+    raise SystemExit("the first time it fails")
+with open(os.environ["RINGCTL_METRICS"], "a") as file:
+    print(json.dumps({"step": 1, "steps": 2, "loss": 0.5, "samples_per_s": 10, "step_ms": 2.5}), file=file)
+while not os.path.exists(os.environ["GO"]):
+    time.sleep(0.02)
+raise SystemExit("and the second time, too")
+"""
+OF_RUNS = {"/api/compare": {"runs": "{run},{run}"}}
+ENDLESS = ("/api/stream", "/api/runs/{run}/stream", "/login")
+
+
+def test_what_is_told_of_runs_that_start_fail_and_start_again_is_as_described(tmp_path: Path) -> None:
+    plain = detach(["false"], world=1, options=("--no-prefork",))
+    with serving() as service:
+        failing = {"prefork": False, "variables": {"GO": str(tmp_path / "go")}, "max_restarts": 1}
+        run = service.submit(sys.executable, "-c", TWICE, restart_delay=0.0, **failing)
+        later = service.submit("true", at=9e9)
+        wait_for(lambda: [rank["step"] for rank in service.row(run)["ranks"]] == [1], "the second attempt")
+        refuse_undescribed(service, [run, later, plain])
+        (tmp_path / "go").touch()
+        service.wait_for_state(run, "failed")
+        wait_for(lambda: all(each["cause"] for each in service.row(run)["attempts"]), "the causes")
+        service.client().post(f"/api/runs/{later}/cancel")
+        refuse_undescribed(service, [run, later, plain])
+
+
+def refuse_undescribed(service: Service, runs: list[str]) -> None:
+    """Whatever can be asked about each of them is answered as the document says."""
+    told = routes.document()
+    for path, methods in told["paths"].items():
+        if "get" not in methods or path in ENDLESS or "{digest}" in path or "{file}" in path:
+            continue
+        query = urlencode(OF_RUNS.get(path, {}), safe="{},")
+        for place in {f"{path}?{query}".replace("{run}", run) for run in runs}:
+            answer = service.raw("GET", place)
+            kind = answer.headers["content-type"].partition(";")[0]
+            described = methods["get"]["responses"][str(answer.status)]["content"]
+            shape = described.get(kind, described.get("*/*", {})).get("schema")
+            if kind == "application/json" and shape:
+                whole = {**shape, "components": told["components"]}
+                wrong = jsonschema_rs.validator_for(whole).iter_errors(answer.json)
+                assert [f"{place} {each.instance_path}: {each.message}" for each in wrong] == []
 
 
 # --- The small part of JSON Schema ---------------------------------------------------------------
