@@ -96,10 +96,11 @@ def refresh() -> None:
     for row in listing.rows(limit=1000, state=",".join(listing.GOING_ON)):
         record = history.read(row["run"])
         now = all_runs.refreshed(all_runs.found_of(record), pool()) if record else None
-        begun = now is not None and not now.is_over and now.state and now.state.state == "running"
-        if begun and row["state"] == "starting":
+        if now is None or now.is_over or now.state is None:
+            continue
+        if now.state.state == "running" and row["state"] == "starting":
             with contextlib.suppress(RingctlError):  # a disk that can only be read: then it is not said
-                history.mark(row["run"], "running")
+                history.mark_running(row["run"], now.state.attempt)
 
 
 def list_rows(found: list[dict[str, Any]], now: float) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -41,11 +42,12 @@ def stop(run: str | None, grace: float, as_json: bool, **where: str | None) -> i
         raise InputError("--grace nan: write a number of seconds")
     found = named_run(run, where)
     hosts = inventory_at(where) if found.elsewhere else None
-    results, watched = end_everywhere(found, grace, hosts.hosts if hosts else ())
+    ended = end_everywhere(found, grace, hosts.hosts if hosts else ())
+    results = ended.answers
     errors = [result for result in results.values() if isinstance(result, RingctlError)]
     answers = {host: answer for host, answer in results.items() if isinstance(answer, dict)}
     if not errors:
-        runs.settle(found, pool())
+        runs.settle(found.run, ended.attempt, pool())
     if as_json:
         failed = {host: str(error) for host, error in results.items() if isinstance(error, RingctlError)}
         click.echo(text.json_line({"run": found.run, "hosts": answers, "errors": failed}))
@@ -61,15 +63,22 @@ def stop(run: str | None, grace: float, as_json: bool, **where: str | None) -> i
         click.echo(f"error: {words}", err=True)
         return HostError.exit_code
     left = any(answer["left"] for answer in answers.values())
-    return HostError.exit_code if errors else 1 if left or watched else 0
+    return HostError.exit_code if errors else 1 if left or ended.watched else 0
 
 
-def end_everywhere(
-    found: Found, grace: float, others: Sequence[Host] = ()
-) -> tuple[dict[str, dict[str, Any] | RingctlError], bool]:
-    """What came of it on each host, and whether somebody still watches the run; it is not started again.
-    Hosts that only an earlier attempt was on are told as well, and so are `others` that may be about to start
-    it; of them it is told what they had, and who may still have something."""
+@dataclass(frozen=True)
+class Ended:
+    """What came of ending a run."""
+
+    attempt: int  # that its hosts were told to end; it is not started any more, but a later one may be
+    answers: dict[str, dict[str, Any] | RingctlError]  # of each host
+    watched: bool  # somebody still watches it
+
+
+def end_everywhere(found: Found, grace: float, others: Sequence[Host] = ()) -> Ended:
+    """End the run, and have nobody start it again by itself. Hosts that only an earlier attempt was on are
+    told as well, and so are `others` that may be about to start it; of them it is told what they had, and who
+    may still have something."""
     from launcher import history, runs, watching
     from launcher.agent import agents_for
 
@@ -89,7 +98,7 @@ def end_everywhere(
     its = {host.name for host in found.hosts}
     told = {name: answer for name, answer in results.items() if name in its or had_some(answer)}
     unended = {name: results[name] for name in found.unended if name in failed}
-    return {**told, **unended}, watched
+    return Ended(found.attempt, {**told, **unended}, watched)
 
 
 def had_some(answer: dict[str, Any] | RingctlError) -> bool:
@@ -104,7 +113,9 @@ def stopped_line(host: str, answer: dict[str, Any]) -> str:
     if answer["left"]:
         return f"{host}: could not end processes {answer['left']}"
     if not answer["ended"]:
-        return f"{host}: was {answer['was']} already; nothing is left of it"
+        going_on = answer["was"] in ("starting", "running")  # without ranks: somebody else ends it, too
+        was = "being ended" if going_on else answer["was"]
+        return f"{host}: was {was} already; nothing is left of it"
     return f"{host}: ended ranks {ranges(answer['ended'])}; nothing is left of them"
 
 
@@ -147,7 +158,7 @@ def end_before(found: Found, asked: Asked) -> None:
     from launcher import history, restarts
 
     needed = {host.name for host in restarts.needed(asked)}
-    for host, answer in end_everywhere(found, grace=5.0)[0].items():
+    for host, answer in end_everywhere(found, grace=5.0).answers.items():
         if not isinstance(answer, RingctlError):
             continue
         if host in needed:

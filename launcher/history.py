@@ -312,18 +312,28 @@ def enlist_in(
     )
 
 
-def mark(run: str, state: str, *, error: str = "", fix: str = "") -> None:
-    """How a run is that no host can tell of: it was cancelled, say, or never came to a start."""
-    change(lambda db: mark_in(db, run, state, error, fix))
+def mark(run: str, state: str, *, error: str = "", fix: str = "", attempt: int | None = None) -> None:
+    """How a run is that no host can tell of: it was cancelled, say, or never came to a start; only in this
+    `attempt`, if that is said."""
+    change(lambda db: mark_in(db, run, state, error, fix, attempt))
 
 
-def mark_in(db: sqlite3.Connection, run: str, state: str, error: str = "", fix: str = "") -> None:
+def mark_in(
+    db: sqlite3.Connection, run: str, state: str, error: str = "", fix: str = "", attempt: int | None = None
+) -> None:
     """The same, together with what else is written of it."""
     over = time.time() if state in ("failed", "cancelled", "stopped", "succeeded") else None
     words = """UPDATE runs SET state = ?, error = ?, fix = ?,
-        ended = CASE WHEN ? IS NULL THEN NULL ELSE coalesce(ended, ?) END WHERE run = ?"""
+        ended = CASE WHEN ? IS NULL THEN NULL ELSE coalesce(ended, ?) END
+        WHERE run = ? AND attempt = coalesce(?, attempt)"""
     said = map(database.storable, (error, fix))
-    db.execute(words, (state, *said, over, over, run))
+    db.execute(words, (state, *said, over, over, run, attempt))
+
+
+def mark_running(run: str, attempt: int) -> None:
+    """Its hosts have begun with this attempt; unless somebody knows more by now."""
+    words = "UPDATE runs SET state = 'running' WHERE run = ? AND attempt = ? AND state = 'starting'"
+    change(lambda db: db.execute(words, (run, attempt)))
 
 
 def state_of(run: str) -> str:

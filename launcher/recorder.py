@@ -232,7 +232,7 @@ class Attempt:
         self.book.finish(with_cause(outcome, self.record))
         if self.record.end is None and not self.marked:
             words = f"it did not start: {error.message}"
-            history.mark(self.record.plan.run, "failed", error=words, fix=error.fix)
+            history.mark(self.record.plan.run, "failed", error=words, fix=error.fix, attempt=self.attempt)
         return outcome
 
 

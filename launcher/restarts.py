@@ -205,7 +205,8 @@ def note_over(outcome: Outcome) -> None:
         return
     text, fix = (outcome.cause.text, outcome.cause.fix) if outcome.cause else ("", "")
     with contextlib.suppress(RingctlError):  # a full disk: the hosts are asked the next time
-        history.mark(record.plan.run, outcome.state.state, error=text, fix=fix)
+        run, attempt = record.plan.run, record.plan.attempt
+        history.mark(run, outcome.state.state, error=text, fix=fix, attempt=attempt)
 
 
 def former_hosts(run: str) -> tuple[Host, ...]:

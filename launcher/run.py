@@ -127,7 +127,7 @@ def start(
         ended = stop(its, plan.run, grace=0.0, reason=reason, attempt=plan.attempt, exact=True)
         unsure = [name for name, answer in ended.items() if isinstance(answer, RingctlError)]
         if not unsure and len(its) == len(requests):  # no host has it, so none can tell that it is over
-            note_over(plan.run, "stopped" if stopped else "failed", errors[0])
+            note_over(plan, "stopped" if stopped else "failed", errors[0])
         if stopped:
             raise StoppedEarly(stopped[0])
         if PORT_TAKEN in errors[0].message and not unsure:
@@ -181,9 +181,9 @@ def claim_request(plan: Plan, host: str, room: int) -> dict[str, Any]:
     return {**about, "slots": len(own.ranks), "shared": own.shared, "room": room}
 
 
-def note_over(run: str, state: str, error: RingctlError) -> None:
+def note_over(plan: Plan, state: str, error: RingctlError) -> None:
     with contextlib.suppress(RingctlError):  # a full disk
-        history.mark(run, state, error=error.message, fix=error.fix)
+        history.mark(plan.run, state, error=error.message, fix=error.fix, attempt=plan.attempt)
 
 
 def is_anothers(answer: dict[str, Any] | RingctlError) -> bool:
@@ -250,7 +250,7 @@ def launch(
             history.remember(plan, inventory, options)
             if ready.checked and options.attempt == 1 and not options.promised:
                 note_checked(plan.run, ready.checked)  # the first that is known of it
-            begun(plan.run, begin)
+            begun(plan, begin)
             start(plan, agents, ready.open, automatic=automatic, since=options.since)
         except PortTaken:
             interrupts.release()
@@ -268,12 +268,12 @@ def launch(
     raise AssertionError("unreachable")
 
 
-def begun(run: str, begin: Callable[[str], None]) -> None:
+def begun(plan: Plan, begin: Callable[[str], None]) -> None:
     """It is about to start; if it was stopped meanwhile, that is how it ended."""
     try:
-        begin(run)
+        begin(plan.run)
     except StoppedEarly as error:
-        note_over(run, "stopped", error)
+        note_over(plan, "stopped", error)
         raise
 
 

@@ -177,14 +177,18 @@ def updated(found: Found, answers: Iterable[tuple[Host, Answer]]) -> Found:
     return found
 
 
-def settle(found: Found, pool: Pool) -> None:
-    """All of its hosts have answered a stop. What none of them tells of in its newest attempt has not been
-    started, and will not be: that is how it ended."""
-    found, record = refreshed(found, pool), history.read(found.run)
-    if record is None or found.silent or (record.end and record.end.state in fold.ENDED):
+def settle(run: str, attempt: int, pool: Pool) -> None:
+    """All of its hosts have answered a stop of this attempt. What none of them tells of in it has not been
+    started, and will not be: that is how it ended. A later one is nobody's to end here: it may be about to
+    start."""
+    record = history.read(run)
+    if record is None or record.plan.attempt != attempt:
         return
-    states = [state for state in found.states if state["attempt"] == record.plan.attempt]
-    if any(state["attempt"] > record.plan.attempt for state in found.states):
+    found = refreshed(found_of(record), pool)
+    if found.silent or (record.end and record.end.state in fold.ENDED):
+        return
+    states = [state for state in found.states if state["attempt"] == attempt]
+    if any(state["attempt"] > attempt for state in found.states):
         return  # somebody else has started it since
     state = fold.from_states(states) if states else fold.initial(record.plan)
     end = fold.without_missing(state, record.plan.rank_hosts, time.time())

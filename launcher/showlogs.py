@@ -60,7 +60,7 @@ def follow_attempts(latest: Latest, wanted: Filter, look: Look) -> int:
         outcome, code = show_attempt(found, its, wanted, look, live=known is None, attempt=newest)
         if known is not None:  # a host that is away by now, or has nothing of it any more, changes nothing
             outcome = outcome if outcome and outcome.state.state == known.state.state else known
-        elif outcome is not None:
+        elif outcome is not None and newest == found.attempt:  # a later one may be elsewhere, too
             outcome.note()
         if outcome is None:
             return code

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher import history
+from launcher.cli_runs import stopped_line
 from launcher.model import to_json
 from tests.launcher.ringctl import (
+    RINGCTL,
     detach,
     events,
     exits,
@@ -217,6 +221,48 @@ def test_stop_may_be_repeated_and_does_not_change_how_a_run_ended() -> None:
         assert ringctl("stop", run).stdout == "localhost: was failed already; nothing is left of it\n"
     assert status(run)["state"] == "failed"
     assert len(exits(events(run))) == 1
+
+
+# Once its hosts have said that they have ended it, somebody else is about to start the run again.
+BEGINS = """
+from dataclasses import replace
+from launcher import history
+note = history.note_ended
+def note_and_begin(run, ended, unended=()):
+    note(run, ended, unended)
+    record = history.read(run)
+    history.remember(replace(record.plan, attempt=2), record.inventory, record.options)
+history.note_ended = note_and_begin
+"""
+
+
+def test_stop_ends_nothing_on_paper_that_began_after_its_hosts_were_told() -> None:
+    run = detach(["sleep", "600"], world=1)
+    argv = [*RINGCTL[:-1], BEGINS + RINGCTL[-1], "stop", run]
+    subprocess.run(argv, check=True, capture_output=True)
+    record = history.read(run)
+    assert record is not None
+    assert (record.plan.attempt, record.end, history.state_of(run)) == (2, None, "starting")
+    ringctl("stop", run)  # which is about the second attempt, and keeps it from starting
+    assert (status(run)["state"], history.state_of(run)) == ("stopped", "stopped")
+
+
+def test_a_mark_counts_for_one_attempt_alone() -> None:
+    run = finished("true")
+    record = history.read(run)
+    assert record is not None
+    history.remember(replace(record.plan, attempt=2), record.inventory, record.options)
+    history.mark(run, "failed", error="it did not start", attempt=1)
+    history.mark_running(run, 1)
+    assert history.state_of(run) == "starting"
+    history.mark(run, "failed", error="it did not start", attempt=2)
+    history.mark_running(run, 2)  # late
+    assert history.state_of(run) == "failed"
+
+
+def test_stop_says_that_somebody_else_ends_it_at_the_same_time() -> None:
+    answer = {"known": True, "was": "running", "ended": [], "left": []}
+    assert stopped_line("here", answer) == "here: was being ended already; nothing is left of it"
 
 
 def test_stop_as_json_tells_what_was_ended_where() -> None:
