@@ -164,8 +164,10 @@ def fold_repeats(events: Sequence[Event]) -> list[Group]:
 
 
 CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff]")
+TURNING = re.compile("[\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")  # text around, or lines
 
 
 def visible(text: str) -> str:
-    """For a terminal: control characters and stray bytes shown, not obeyed."""
-    return CONTROL.sub(lambda match: f"\\x{ord(match[0]) & 0xFF:02x}", text)
+    """For a terminal: control characters, stray bytes, and what turns text around, shown, not obeyed."""
+    text = CONTROL.sub(lambda match: f"\\x{ord(match[0]) & 0xFF:02x}", text)
+    return TURNING.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

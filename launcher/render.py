@@ -61,6 +61,9 @@ def write_out(data: bytes) -> None:
 
 
 def say(lines: list[str]) -> None:
+    """Into a pipe as it is."""
+    if sys.stdout.isatty():
+        lines = [visible(part) for line in lines for part in line.split("\n")]
     write_out("".join(line + "\n" for line in lines).encode("utf-8", "surrogateescape"))
 
 
@@ -188,7 +191,7 @@ class LiveScreen:
 
     def note(self, words: str) -> None:
         self._print_waiting()
-        self.console.print(words, style="bold yellow", markup=False)
+        self.console.print("\n".join(map(visible, words.split("\n"))), style="bold yellow", markup=False)
 
     def finish(self, outcome: Outcome) -> None:
         for line in text.cause_lines(outcome):

@@ -20,7 +20,6 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 60
 LINES_SHOWN = 60
 ESCAPED = re.compile(r"([\\`*_\[\]<>|#~])")
-TURNING = re.compile("[\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 RANKS = ("rank", "host", "state", "step", "loss", "samples/s", "step ms", "comm. ms", "sent", "ended")
 
 
@@ -29,7 +28,7 @@ RANKS = ("rank", "host", "state", "step", "loss", "samples/s", "step ms", "comm.
 
 def seen(text: str) -> str:
     """With whatever a terminal or a page would obey, or that turns text around, as signs."""
-    return TURNING.sub(lambda match: f"\\u{ord(match[0]):04x}", logs.visible(text))
+    return logs.visible(text)
 
 
 def moment(seconds: Any) -> str:

@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import subprocess
+import unicodedata
 from datetime import datetime
 from pathlib import Path
 
@@ -312,14 +313,19 @@ def test_what_is_no_time_is_refused_with_what_to_write(text: str) -> None:
         parse_since(text, now=1e9)
 
 
-@given(st.text())
+OVERRIDES = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+
+
+@given(st.text(st.characters() | st.sampled_from("\u061c\u200e\u200f\u202a\u202e\u2066\u2069")))
 def test_nothing_that_a_terminal_would_obey_is_left(text: str) -> None:
     assert not re.search(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff]", visible(text))
+    assert not {unicodedata.bidirectional(c) for c in visible(text)} & OVERRIDES
 
 
 def test_escapes_and_stray_bytes_are_shown_and_words_stay() -> None:
     raw = b"\x1b[2Jgr\xc3\xbc\xc3\x9fe\t\xff".decode("utf-8", "surrogateescape")
     assert visible(raw) == "\\x1b[2Jgr\u00fc\u00dfe\t\\xff"
+    assert visible("to do: \u202e; mr \u2066x\u2069\u200f") == "to do: \\u202e; mr \\u2066x\\u2069\\u200f"
 
 
 def test_a_filter_looks_at_rank_host_time_and_text() -> None:

@@ -109,6 +109,14 @@ def test_a_dumb_terminal_is_sent_no_commands() -> None:
         assert b"\x1b" not in raw, args
 
 
+def test_what_would_turn_text_around_is_shown_as_signs() -> None:
+    says = r"printf 'ValueError: \342\200\256 fr- mr\n' >&2; exit 1"
+    for args in (("launch", "--local", "--world", "1", "--no-prefork", "--", "sh", "-c", says), ("explain",)):
+        with terminal([*RINGCTL, *args]) as one:
+            shown = one.wait()
+        assert ("ValueError: \\u202e fr- mr" in shown, "\u202e" in shown) == (True, False), args
+
+
 def test_after_ctrl_z_and_fg_nothing_is_missing() -> None:
     script = 'for i in 1 2 3 4 5 6 7 8 9; do echo "line $i of 9"; sleep 0.1; done'
     command = shlex.join([*RINGCTL, "launch", "--local", "--world", "1", "--", "sh", "-c", script])
