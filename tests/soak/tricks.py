@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.cluster.commands import wait_until
 from tests.launcher.hosts import OURS, Hosts
 
-SEGMENT = re.compile(r"^(SEGMENT_BYTES = ).*$", re.M)
+SEGMENT = re.compile(r"^SEGMENT_BYTES = ", re.M)
 # All hosts have the kernel's clock, so one whose own is set has programs of ours that add to it what a file
 # says. Monotonic time goes on as it does.
 SHIFTED = """
@@ -30,19 +30,19 @@ STARTED = ("hostd.py", "probe.py")  # what is started on hosts; the rest is impo
 
 
 @contextlib.contextmanager
-def changed(cluster: Hosts, host: str, change: Callable[[Path, str], str]) -> Iterator[None]:
-    """Our programs on a host are others for a while: nobody looks into those that are there."""
+def longer(cluster: Hosts, host: str, more: Callable[[Path, str], str]) -> Iterator[None]:
+    """Our programs on a host have `more` at their end for a while: only one that is shorter than it should be
+    is found out."""
     (kit,) = cluster.path(host, f"{OURS}/kit").iterdir()
-    before = {path: path.read_text() for path in kit.glob("*.py")}
-    after = {path: change(path, text) for path, text in before.items()}
-    others = [path for path in before if before[path] != after[path]]
-    assert others, "what was to be changed is not there"
+    before = {path: path.read_text() for path in kit.rglob("*.py")}
+    added = {path: words for path, text in before.items() if (words := more(path, text))}
+    assert added, "what was to be changed is not there"
     try:
-        for path in others:
-            path.write_text(after[path])
+        for path, words in added.items():
+            path.write_text(before[path] + words)
         yield
     finally:
-        for path in others:
+        for path in added:
             path.write_text(before[path])
 
 
@@ -56,17 +56,18 @@ def own_clock(cluster: Hosts, host: str) -> Iterator[Callable[[int], None]]:
         new.write_text(str(seconds))
         new.rename(place)
 
-    def shifted(path: Path, text: str) -> str:
-        return text + SHIFTED.format(file=CLOCK) if path.name in STARTED else text
+    def shifted(path: Path, _: str) -> str:
+        return SHIFTED.format(file=CLOCK) if path.name in STARTED else ""
 
     set_clock(0)
-    with changed(cluster, host, shifted):
+    with longer(cluster, host, shifted):
         yield set_clock
 
 
 def short_segments(cluster: Hosts, host: str, size: int) -> contextlib.AbstractContextManager[None]:
     """A host whose log goes on in another file after so many bytes."""
-    return changed(cluster, host, lambda _, text: SEGMENT.sub(rf"\g<1>{size}", text))
+    words = f"\nSEGMENT_BYTES = {size}\n"
+    return longer(cluster, host, lambda _, text: words if SEGMENT.search(text) else "")
 
 
 # Kinds of steps in which files change, as strace names them, and how many of them there are at least in the
