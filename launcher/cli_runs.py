@@ -128,11 +128,8 @@ def stopped_line(host: str, answer: dict[str, Any]) -> str:
 @click.option("--grow", is_flag=True, help="With as many ranks as it was launched with.")
 @i_know_option
 @click.option("--detach", "-d", is_flag=True, help="Return once it has started.")
-@click.option("--room", "rooms", multiple=True, hidden=True)  # HOST=SLOTS: the service's word for asked.rooms
 @json_option
-def restart(
-    run: str, world: int | None, grow: bool, i_know: bool, detach: bool, rooms: tuple[str, ...], as_json: bool
-) -> int:
+def restart(run: str, world: int | None, grow: bool, i_know: bool, detach: bool, as_json: bool) -> int:
     """Start RUN again with the same code and options, as its next attempt; from its checkpoint if it has one.
 
     On the hosts of its last attempt, unless --world or --grow says otherwise. If it still runs it is stopped
@@ -141,6 +138,7 @@ def restart(
     from dataclasses import replace
 
     from launcher import cli, queued, watching
+    from launcher.serve import reserving
 
     if world is not None and grow:
         raise InputError("--grow means as many ranks as it was launched with; leave out --world")
@@ -148,8 +146,7 @@ def restart(
     if not found.is_over or watching.read(found.run):
         end_before(found, asked)
         asked, found = asked_again(found.run, world, grow, i_know)
-    told = {host: int(slots) for host, _, slots in (room.rpartition("=") for room in rooms)}
-    asked = replace(asked, rooms={**queued.rooms(found.run), **told})
+    asked = replace(asked, rooms={**queued.rooms(found.run), **reserving.rooms(found.run)})
     return cli.launch_and_watch(asked, preflight=True, detach=detach, as_json=as_json, again=found.run)
 
 

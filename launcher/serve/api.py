@@ -272,12 +272,10 @@ def restart(call: Call) -> dict[str, Any]:
         keeper.ask_again(needed)
         wish = schedule.Taken(run, needed, record.options.shared, row["user"])
         refuse_taken(keeper, wish)
-        held = keeper.reserve(wish)
+        held = keeper.reserve(wish, keeper.rooms((*record.hosts, *record.inventory.hosts)))
     try:
         more = ["--world", str(int(world))] if world is not None else ["--grow"] if grow else []
         more += ["--i-know"] if call.body.get("i_know") else []
-        rooms = keeper.rooms((*record.hosts, *record.inventory.hosts))  # each host has the last word
-        more += [word for host, slots in rooms.items() for word in ("--room", f"{host}={slots}")]
         folder = code_folder(run, record.options.workdir)
         done = ringctl("restart", run, "--detach", "--json", *more, seconds=300.0, folder=folder, held=held)
         if keeper.is_stopping(run):

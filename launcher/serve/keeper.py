@@ -258,13 +258,14 @@ class Keeper:
 
     # --- starting again ---
 
-    def reserve(self, taken: schedule.Taken) -> Reservation:
-        """Slots that were found free, for a run that is started again; by whoever holds `giving`."""
+    def reserve(self, taken: schedule.Taken, rooms: Mapping[str, int]) -> Reservation:
+        """Slots that were found free, for a run that is started again; by whoever holds `giving`. Its hosts
+        have the last word, by the `rooms` that they have."""
         if taken.run in self._stopping:
             raise Refused(409, f"run {taken.run} is being stopped at this moment", "try again")
         if taken.run in self.reserved:
             raise Refused(409, f"run {taken.run} is being started again already", "wait until it has started")
-        self.reserved[taken.run] = reserving.reserve(taken)
+        self.reserved[taken.run] = reserving.reserve(taken, rooms)
         return self.reserved[taken.run]
 
     def release(self, run: str) -> None:

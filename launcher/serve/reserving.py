@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from launcher import filelock, history
@@ -56,9 +56,9 @@ class Reservation:
         self.descriptor = None
 
 
-def reserve(taken: Taken) -> Reservation:
-    """Written down, and the lock ours."""
-    about = {"slots": dict(taken.slots), "shared": taken.shared, "user": taken.user}
+def reserve(taken: Taken, rooms: Mapping[str, int]) -> Reservation:
+    """Written down, and the lock ours. `rooms`: how many slots hosts have that are in the run's inventory."""
+    about = {"slots": dict(taken.slots), "shared": taken.shared, "user": taken.user, "rooms": dict(rooms)}
     history.make_folder(history.home() / "serve")
     history.make_folder(folder())
     path = folder() / taken.run
@@ -79,6 +79,14 @@ def reserve(taken: Taken) -> Reservation:
 def is_held(run: str) -> bool:
     """Whether somebody is starting it again."""
     return filelock.is_held(folder() / run)
+
+
+def rooms(run: str) -> dict[str, int]:
+    """For whoever starts it again: on which hosts it has to find its slots free, and among how many."""
+    with contextlib.suppress(OSError, ValueError, LookupError):
+        about, _, _ = (folder() / run).read_text().partition("\n")
+        return dict(json.loads(about)["rooms"]) if is_held(run) else {}
+    return {}
 
 
 def remove(run: str) -> None:

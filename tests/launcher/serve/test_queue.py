@@ -236,8 +236,11 @@ def test_a_host_that_is_silent_holds_up_nobody(tmp_path: Path, monkeypatch: pyte
         with serving("--hosts", str(hosts)) as service:
             run = service.submit("true", world=2)
             service.wait_for_state(run, "succeeded", seconds=45)  # it is given up after sixty
-            rows = {row["name"]: row for row in service.client().get("/api/hosts")["hosts"]}
-            assert (rows["here"]["free"], rows["silent"]["free"]) == (2, 0)
+            wait_for(lambda: free(service) == {"here": 2, "silent": 0}, "its slots to be free")
+
+
+def free(service: Service) -> dict[str, int]:
+    return {row["name"]: row["free"] for row in service.client().get("/api/hosts")["hosts"]}
 
 
 def test_runs_that_share_their_slots_lie_on_top_of_each_other(tmp_path: Path) -> None:
@@ -353,7 +356,7 @@ def test_a_run_that_is_being_started_again_keeps_its_slots_whoever_asks_or_is_ki
 
 
 def test_a_restart_is_interrupted_also_by_a_service_that_has_not_begun_it() -> None:
-    held = reserving.reserve(schedule.Taken("r1", {"here": 1}, shared=True, user="ann"))
+    held = reserving.reserve(schedule.Taken("r1", {"here": 1}, shared=True, user="ann"), {"there": 2})
     assert held.descriptor is not None
     waits = [sys.executable, "-c", "import time; time.sleep(600)"]
     with subprocess.Popen(waits, pass_fds=[held.descriptor], stderr=subprocess.DEVNULL) as process:
@@ -362,11 +365,13 @@ def test_a_restart_is_interrupted_also_by_a_service_that_has_not_begun_it() -> N
             held.let_go()  # as if we were killed
             (found,) = reserving.left()
             assert found.taken == held.taken
+            assert reserving.rooms("r1") == {"there": 2}
             assert found.interrupt()
             assert process.wait(timeout=30) != 0
         finally:
             process.kill()
     assert not found.interrupt(), "the number may be somebody else's by now"
+    assert reserving.rooms("r1") == {}
     assert list(reserving.left()) == list(reserving.folder().iterdir()) == []
 
 
