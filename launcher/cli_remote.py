@@ -12,8 +12,8 @@ from launcher import cli_remote_hosts, cli_remote_logs, cli_remote_runs, cli_sub
 from launcher.cli_report import report_options
 from launcher.cli_shared import (
     chosen_refused,
-    i_know_option,
     json_option,
+    restart_options,
     server_url,
     service_hosts,
     web_option,
@@ -130,10 +130,7 @@ def stop(run: str | None, grace: float, as_json: bool) -> int:
 
 @click.command()
 @click.argument("run")
-@click.option("--world", type=click.IntRange(1), metavar="N", help="With so many ranks.")
-@click.option("--grow", is_flag=True, help="With as many ranks as it was launched with.")
-@i_know_option
-@click.option("--detach", "-d", is_flag=True, help="Return once it has started.")
+@restart_options
 @json_option
 def restart(run: str, world: int | None, grow: bool, i_know: bool, detach: bool, as_json: bool) -> int:
     """Have the service start a run again, from its checkpoint if it has one, and follow it.

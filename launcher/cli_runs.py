@@ -10,11 +10,11 @@ import click
 from launcher.cli_shared import (
     complete_run,
     host_options,
-    i_know_option,
     inventory_at,
     json_option,
     named_run,
     pool,
+    restart_options,
     run_argument,
 )
 from launcher.errors import HostError, InputError, RingctlError
@@ -124,10 +124,7 @@ def stopped_line(host: str, answer: dict[str, Any]) -> str:
 
 @click.command()
 @click.argument("run", shell_complete=complete_run)
-@click.option("--world", type=click.IntRange(1), metavar="N", help="With so many ranks.")
-@click.option("--grow", is_flag=True, help="With as many ranks as it was launched with.")
-@i_know_option
-@click.option("--detach", "-d", is_flag=True, help="Return once it has started.")
+@restart_options
 @json_option
 def restart(run: str, world: int | None, grow: bool, i_know: bool, detach: bool, as_json: bool) -> int:
     """Start RUN again with the same code and options, as its next attempt; from its checkpoint if it has one.

@@ -117,6 +117,20 @@ def log_options(command: F) -> F:
     return command
 
 
+def restart_options(command: F) -> F:
+    """What `restart` takes, by hosts as by a service."""
+    for option in reversed(
+        (
+            click.option("--world", type=click.IntRange(1), metavar="N", help="With so many ranks."),
+            click.option("--grow", is_flag=True, help="With as many ranks as it was launched with."),
+            i_know_option,
+            click.option("--detach", "-d", is_flag=True, help="Return once it has started."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
 def refused_option(*names: str, why: str, **options: Any) -> Callable[[F], F]:
     """An option that means nothing where a service is asked, and says so."""
 
