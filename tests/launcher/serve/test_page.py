@@ -182,6 +182,18 @@ def test_a_line_is_found_and_has_an_address_of_its_own(scene: Scene, finished: s
     browser.wait(lambda: len(said(browser)) > 1, "the lines around it")
 
 
+def test_the_filters_of_a_log_are_in_its_address_and_stay_when_it_is_loaded_again(
+    scene: Scene, finished: str
+) -> None:
+    browser = scene.browser
+    place = f"runs/{finished}?tab=log&rank=1&host=here&stream=out&search=this+was"
+    scene.go(place)
+    for _ in range(2):
+        browser.wait(lambda: said(browser) == ["this was 1"], "only what is asked for")
+        assert browser.script("return location.hash") == f"#/{place}"
+        browser.driver.refresh()
+
+
 @pytest.mark.parametrize("search", ["an ERROR in", "\x1b[31m"], ids=["shown", "written"])
 def test_a_line_that_comes_in_is_found_as_it_is_shown_and_as_it_was_written(
     scene: Scene, search: str

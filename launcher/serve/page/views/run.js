@@ -9,7 +9,7 @@ import { Measured, average } from "../series.js";
 import { progress, ranksAndHosts, times, title } from "../runparts.js";
 import { announce, emptyState, errorState, skeleton } from "../dialogs.js";
 import { LogView, logLine } from "../log.js";
-import { note } from "../router.js";
+import { note, parse } from "../router.js";
 import { Curves } from "../curves.js";
 import { TimeBars } from "../bars.js";
 import { Ring } from "../ring.js";
@@ -17,6 +17,7 @@ import { actionsOf } from "../actions.js";
 import { ranksTab, preflightTab, planTab, checkpointsTab, attemptsTab } from "../tabs.js";
 
 const TABS = [["overview", "Overview"], ["log", "Log"], ["ranks", "Ranks"], ["preflight", "Preflight"], ["plan", "Plan"], ["checkpoints", "Checkpoints"], ["attempts", "Attempts"]];
+const OF_LOG = ["line", "rank", "host", "stream", "search"]; // what its address says of the log
 const PACE_MS = 200; // between drawings, with few ranks
 const CLOCK_MS = 1000;
 const LATEST = 8; // lines below the bars
@@ -41,7 +42,7 @@ export function runView(place, { run: id, query }) {
       one.tabIndex = one.id === `tab-${name}` ? 0 : -1;
     }
     parts.panel.setAttribute("aria-labelledby", `tab-${name}`);
-    note({ tab: name === "overview" ? "" : name, line: more.line ?? "", rank: more.rank ?? "", host: "", stream: "", search: "" });
+    note({ tab: name === "overview" ? "" : name, ...Object.fromEntries(OF_LOG.map((one) => [one, more[one] ?? ""])) });
     shown = panels[name](more);
     put(parts.panel, shown.element);
     tabs.querySelector(`#tab-${name}`).scrollIntoView?.({ block: "nearest", inline: "nearest" });
@@ -206,7 +207,7 @@ export function runView(place, { run: id, query }) {
       run = detail;
       drawRun();
     } catch (error) {
-      announce(error.message, { bad: true, fix: error.fix });
+      if (!closed) announce(error.message, { bad: true, fix: error.fix });
     }
   }
 
@@ -220,10 +221,10 @@ export function runView(place, { run: id, query }) {
         measured.load(metrics);
         drawMeasured();
         attach(seen);
-        if (tab === "log") open("log", {});
+        if (tab === "log") open("log", parse(location.hash).query);
       }
     } catch (error) {
-      announce(error.message, { bad: true, fix: error.fix });
+      if (!closed) announce(error.message, { bad: true, fix: error.fix });
     }
   }
 
