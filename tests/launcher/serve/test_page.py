@@ -66,6 +66,14 @@ const all = [...document.querySelectorAll("*")];
 const told = all.flatMap((one) => [one.textContent, ...read.map((name) => one.getAttribute(name) ?? "")]);
 return [document.title, ...told].filter((text) => /{TURNING}/.test(text)).map((text) => text.slice(0, 200));
 """
+OLDER_LATE = """
+const asks = window.fetch, held = [];  // a page of one run, so that there are older ones
+window.fetch = (where, ...more) => {
+  const answer = asks(where.replace("limit=50", "limit=1"), ...more);
+  return where.includes("before=") ? new Promise((come) => held.push(() => come(answer))) : answer;
+};
+window.letCome = () => held.forEach((come) => come());
+"""
 LOSES_ANSWERS = """
 const asks = window.fetch;
 let left = 3;  // what may be asked again is asked three times
@@ -412,6 +420,51 @@ def test_what_is_sent_again_because_no_answer_came_is_one_run(scene: Scene) -> N
     browser.click("#send")
     browser.wait_for_text("once", ".runhead")
     assert [row["name"] for row in service.client().get("/api/runs", search="once")["runs"]] == ["once"]
+
+
+def shown_runs(browser: Browser) -> list[str]:
+    names = "[...document.querySelectorAll('table.runs tbody tr')].map((row) => row.querySelector('a').hash)"
+    return list(browser.script(f"return {names}"))
+
+
+@pytest.fixture
+def two_runs(scene: Scene, finished: str) -> Iterator[Scene]:
+    """At the list of runs, of which the older one has succeeded and one is shown at a time."""
+    service = scene.service
+    service.client().post(f"/api/runs/{service.submit('true', at=9e9)}/cancel")
+    scene.go("runs")
+    scene.browser.wait(lambda: f"#/runs/{finished}" in shown_runs(scene.browser), "the runs")
+    scene.browser.script(OLDER_LATE)
+    yield scene
+    scene.browser.driver.refresh()
+
+
+def test_older_runs_that_come_late_are_not_shown_under_another_filter(two_runs: Scene) -> None:
+    browser = two_runs.browser
+    every, queued, failed = (f".chips button:nth-child({at})" for at in (1, 3, 5))
+    browser.click(queued)
+    browser.wait_for_text("No run matches")
+    browser.click(every)
+    browser.wait(lambda: len(shown_runs(browser)) == 1, "one run, and none of those before")
+    browser.click(".foot button")
+    browser.click(failed)
+    browser.click(queued)
+    browser.wait_for_text("No run matches")
+    browser.script("window.letCome()")
+    browser.click(every)
+    browser.click(queued)  # by the time that this is answered, what came is long there
+    browser.wait_for_text("No run matches")
+    assert shown_runs(browser) == []
+
+
+def test_older_runs_that_cannot_be_had_are_not_passed_over_in_silence(two_runs: Scene) -> None:
+    browser = two_runs.browser
+    browser.click(".chips button:nth-child(1)")
+    browser.one(".foot button")
+    browser.script("window.fetch = () => Promise.reject(new TypeError('gone'))")
+    browser.click(".foot button")
+    browser.wait_for_text("The service does not answer", "#announcements")
+    assert len(shown_runs(browser)) == 1
 
 
 def test_whoever_may_only_look_has_no_button_that_changes_something_and_may_leave(

@@ -7,7 +7,7 @@ import { icon, stateBadge } from "../icons.js";
 import { capital, figure, isActive, isNumber, percent, plural } from "../format.js";
 import { sparkline } from "../charts.js";
 import { progress, ranksAndHosts, times, title } from "../runparts.js";
-import { emptyState, errorState, skeleton } from "../dialogs.js";
+import { announce, emptyState, errorState, skeleton } from "../dialogs.js";
 import { link, note, runLink } from "../router.js";
 
 const PAGE = 50;
@@ -41,7 +41,10 @@ export function runsView(place, { query }) {
 
   async function load() {
     const mine = (view.asked = {});
-    if (!view.runs.size) put(list, skeleton(5));
+    view.failed = false;
+    view.next = null;
+    for (const run of view.runs.values()) if (!belongs(run)) view.runs.delete(run.run);
+    if (view.runs.size) draw(); else empty(skeleton(5));
     try {
       const answer = await get("/api/runs", { limit: PAGE, state: view.state, search: view.search });
       if (view.asked !== mine) return;
@@ -49,25 +52,43 @@ export function runsView(place, { query }) {
       view.next = answer.next;
       draw();
     } catch (error) {
-      if (view.asked === mine) put(list, errorState(error, load));
+      if (view.asked !== mine) return;
+      view.failed = true;
+      view.runs.clear();
+      empty(errorState(error, load));
     }
   }
 
   async function more() {
-    const answer = await get("/api/runs", { limit: PAGE, state: view.state, search: view.search, before: view.next });
-    for (const run of answer.runs) view.runs.set(run.run, run);
-    view.next = answer.next;
-    draw();
+    const mine = view.asked;
+    try {
+      const answer = await get("/api/runs", { limit: PAGE, state: view.state, search: view.search, before: view.next });
+      if (view.asked !== mine) return; // something else is asked for by now
+      for (const run of answer.runs) view.runs.set(run.run, run);
+      view.next = answer.next;
+      draw();
+    } catch (error) {
+      if (view.asked === mine) announce(error.message, { bad: true, fix: error.fix });
+    }
+  }
+
+  /** Shows this where the runs were. */
+  function empty(instead) {
+    rows.clear();
+    put(body);
+    put(list, instead);
+    put(foot);
   }
 
   /** Rows that changed, as the stream tells. */
   function changed(runs) {
+    if (view.failed) return load();
     for (const run of runs) {
       const before = view.runs.get(run.run);
       if (before && before.state !== run.state) say(status, `${title(run)} is ${run.state}`);
       if (belongs(run)) view.runs.set(run.run, run); else view.runs.delete(run.run);
     }
-    draw();
+    return draw();
   }
 
   function belongs(run) {
@@ -80,8 +101,7 @@ export function runsView(place, { query }) {
   function draw() {
     const runs = [...view.runs.values()].sort((a, b) => (a.run < b.run ? 1 : -1));
     if (!runs.length) {
-      rows.clear();
-      put(list, view.state || view.search
+      empty(view.state || view.search
         ? emptyState("No run matches", "Try another state or fewer letters.", "", h("button", { type: "button", onclick: clear }, "Show all"))
         : emptyState("No runs yet", "Hand in the first one here, or in a terminal:", "ringctl submit --world 2", h("a", { class: "button primary submits", href: "#/submit" }, "Submit a run")));
     } else {
