@@ -10,6 +10,13 @@ export class Failure extends Error {
   }
 }
 
+let tellRefused = () => {};
+
+/** Whoever is told that nobody is signed in here any more, whatever was asked for. */
+export function onRefused(tell) {
+  tellRefused = tell;
+}
+
 export const get = (path, query, signal) => ask("GET", path, query, undefined, signal);
 export const post = (path, body = {}) => ask("POST", path, null, body);
 
@@ -18,7 +25,11 @@ async function ask(method, path, query, body, signal) {
   if (body !== undefined) Object.assign(options, { headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
   const answer = await reached(address(path, query), options, method === "GET" || Boolean(body?.key)), told = await answer.json().catch(() => null);
   if (answer.ok) return told;
-  if (answer.status === 401) throw new Failure("You are not signed in here", "Type `ringctl serve link` and open what it prints.", 401);
+  if (answer.status === 401) {
+    const refused = new Failure("You are not signed in here", "Type `ringctl serve link` and open what it prints.", 401);
+    tellRefused(refused);
+    throw refused;
+  }
   throw new Failure(told?.error ?? `The service answered ${answer.status}`, told?.fix ?? "", answer.status);
 }
 

@@ -1,11 +1,12 @@
 // The page: shows the view that the address names, says whether it is connected, and keeps the colours.
 
 import { entitle, h, put, say, set } from "./dom.js";
+import { onRefused } from "./api.js";
 import { onState, silence } from "./live.js";
 import { parse } from "./router.js";
 import { icon } from "./icons.js";
 import { startKeys } from "./keys.js";
-import { emptyState, errorState, showKeys } from "./dialogs.js";
+import { announce, emptyState, errorState, showKeys } from "./dialogs.js";
 import { introduce, signOut } from "./me.js";
 import { runsView } from "./views/runs.js";
 import { runView } from "./views/run.js";
@@ -75,6 +76,17 @@ startKeys({ theme: nextTheme });
 const leave = document.getElementById("sign-out");
 put(leave, icon("leave"));
 leave.addEventListener("click", signOut);
+
+/** What was shown would only grow old. A form that is half filled stays, to be sent once somebody has signed in. */
+onRefused((error) => {
+  if (!shown) return;
+  const { name } = parse(location.hash);
+  shown.close();
+  shown = null;
+  silence();
+  if (name === "submit") announce(error.message, { bad: true, fix: error.fix });
+  else put(main, errorState(error, begin));
+});
 
 /** Nothing is shown before it is known what may be done with it. */
 async function begin() {

@@ -1,7 +1,7 @@
 // One stream of events per tab. Goes on after a drop where it stopped, and rests while nobody looks: browsers
 // allow only six connections to one address, over all tabs.
 
-import { address } from "./api.js";
+import { address, get } from "./api.js";
 
 const FIRST_RETRY_MS = 500;
 const LAST_RETRY_MS = 10000;
@@ -85,6 +85,7 @@ class Stream {
     if (this.over) return;
     tellState("reconnecting");
     if (this.source.readyState !== EventSource.CLOSED) return;
+    get("/api/me").catch(() => {}); // a stream does not say why it was refused: this tells if nobody is signed in any more
     this.timer = setTimeout(() => this.open(), this.retry * (0.75 + Math.random() / 2));
     this.retry = Math.min(LAST_RETRY_MS, 2 * this.retry);
   }

@@ -467,6 +467,25 @@ def test_older_runs_that_cannot_be_had_are_not_passed_over_in_silence(two_runs: 
     assert len(shown_runs(browser)) == 1
 
 
+def test_whoever_is_signed_out_elsewhere_is_told_to_sign_in(scene: Scene) -> None:
+    browser = scene.browser
+    ringctl("serve", "token", "add", "bob")
+    browser.open(ringctl("serve", "link", "--user", "bob").stdout.strip())
+    scene.go("hosts")
+    browser.wait_for_text("Live", "#connection")
+    ringctl("serve", "token", "remove", "bob")
+    browser.wait_for_text("You are not signed in here")
+    assert browser.text("#connection") == ""
+    browser.driver.switch_to.new_window("tab")
+    try:
+        browser.open(ringctl("serve", "link").stdout.strip())
+    finally:
+        browser.driver.close()
+        browser.driver.switch_to.window(browser.driver.window_handles[0])
+    browser.click(".error button")
+    browser.wait_for_text("slots")
+
+
 def test_whoever_may_only_look_has_no_button_that_changes_something_and_may_leave(
     scene: Scene, finished: str
 ) -> None:
