@@ -246,14 +246,15 @@ def launch(
                 succeeded(push(snapshot, remote, screen.note, ready.lacking))
             if asked.rooms and attempt == 0:
                 ready = replace(ready, open={**ready.open, **claim(plan, agents, ready.open, asked.rooms)})
-            interrupts.hold()
+            ours = interrupts.hold()  # else they are whoever watches the run through all its attempts'
             history.remember(plan, inventory, options)
             if ready.checked and options.attempt == 1 and not options.promised:
                 note_checked(plan.run, ready.checked)  # the first that is known of it
             begun(plan, begin)
             start(plan, agents, ready.open, automatic=automatic, since=options.since)
         except PortTaken:
-            interrupts.release()
+            if ours:
+                interrupts.release()
             if fixed or attempt == PORT_TRIES - 1:
                 raise
             if options.attempt > 1 or options.promised:  # the run keeps its id, and that attempt has failed

@@ -50,9 +50,12 @@ class Interrupts:
     def __call__(self, *_: object) -> None:
         self.count += 1
 
-    def hold(self) -> None:
-        if self._before is None:
-            self._before = signal.signal(signal.SIGINT, self)
+    def hold(self) -> bool:
+        """Whether they were not held before."""
+        if self._before is not None:
+            return False
+        self._before = signal.signal(signal.SIGINT, self)
+        return True
 
     def release(self) -> None:
         if self._before is not None:

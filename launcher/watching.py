@@ -150,7 +150,9 @@ class Keeper:
             self._held = failing.pop_all()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is KeyboardInterrupt:  # between two tries: whoever pressed Ctrl-C wants none after it
+            self.give_back()
         self._held.close()
 
     def begin(self, run: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -64,6 +65,12 @@ def detached(*options: str) -> tuple[str, int]:
     done = ringctl("launch", "--local", "--world", "2", "--detach", "--json", *options)
     about = json.loads(done.stdout)
     return about["run"], about["watcher"]
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("", 0))
+        return int(free.getsockname()[1])
 
 
 def status(run: str) -> Any:
@@ -180,6 +187,34 @@ def test_what_the_user_stops_is_not_started_again() -> None:
     assert not watching.file_of(run).exists()
 
 
+def test_ctrl_c_while_it_waits_after_a_start_that_failed_gives_the_run_up(tmp_path: Path) -> None:
+    """The start failed for want of its port, and Ctrl-C was counted before that."""
+    port = free_port()
+    options = ["--skip-preflight", "--master-port", str(port), "--max-restarts", "9", *SOON]
+    text = f"while ! [ -e {tmp_path}/gate ]; do sleep 0.02; done; exit 3"
+    process = start("launch", "--local", "--world", "1", *options, *script(text))
+    assert process.stdout is not None
+    run = wait_for(lambda: os.listdir(run_folder("")) if run_folder("").exists() else [], "the run")[0]
+    wait_for(lambda: (run_folder(run) / "state.json").exists() and state(run)["state"] == "running", "ranks")
+    with socket.socket() as taken:
+        taken.bind(("", port))
+        taken.listen()
+        (tmp_path / "gate").touch()
+        seen = next((line for line in process.stdout if "attempt 3 begins in" in line), "")
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 130, seen + said
+    assert "nothing was started" not in said
+    assert not watching.file_of(run).exists(), "the next command would start it again"
+
+
+def test_ctrl_c_between_two_tries_of_a_start_gives_the_run_up() -> None:
+    with contextlib.suppress(KeyboardInterrupt), watching.Keeper(watches=True) as keeper:
+        keeper.begin("r")
+        raise KeyboardInterrupt
+    assert not watching.file_of("r").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -277,9 +312,7 @@ def test_a_restart_by_hand_takes_the_place_of_the_one_that_was_about_to_begin() 
 
 
 def test_attempts_that_cannot_even_start_count_too(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     text = f"while ! [ -e {tmp_path}/gate ]; do sleep 0.02; done; exit 1"
     run, watcher = detached("--master-port", str(port), "--max-restarts", "2", *SOON, *script(text))
     with socket.socket() as taken:
