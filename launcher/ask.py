@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import re
 import shutil
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 TRAINER = str(Path(__file__).resolve().parent.parent / "trainer" / "__main__.py")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MOST_LOCAL_RANKS = 1024
+LEASE_S, LEAST_LEASE_S = 8.0, 1.0  # supervisors hear of each other once a second
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,7 @@ def run(
     `snapshot`, if they are given."""
     from launcher.history import new_run_id
 
+    check_patience()
     placed = place(hosts, world)
     restarts = restarts or Restarts()
     restarts.check(placed[-1][1].stop)
@@ -199,11 +202,34 @@ def with_secrets(env_file: str | None, variables: Mapping[str, str]) -> dict[str
 
 def again(options: LaunchOptions) -> LaunchOptions:
     """For another attempt, with the secrets, which nobody has remembered."""
+    check_patience()
     secrets = with_secrets(options.env_file or None, options.variables)
     lacking = sorted(options.secrets.keys() - secrets.keys())
     if lacking:
         raise InputError(f"--env-file {options.env_file}: {', '.join(lacking)} is gone; the run had it")
     return replace(options, secrets=secrets)
+
+
+def check_patience() -> None:
+    """What the environment says of it, before anything is started with that."""
+    lease_seconds()
+    seconds_of("RINGCTL_WATCHDOG", 0.0, 0.0)  # unset, supervisors have their own
+
+
+def lease_seconds() -> float:
+    """How long a supervisor may hear nothing of the others."""
+    return seconds_of("RINGCTL_LEASE", LEASE_S, LEAST_LEASE_S)
+
+
+def seconds_of(variable: str, usual: float, least: float) -> float:
+    said = os.environ.get(variable, "")
+    try:
+        seconds = float(said or usual)
+    except ValueError:
+        seconds = math.nan
+    if not least <= seconds < math.inf:
+        raise InputError(f"{variable}={said}: write a number of seconds, {least:g} or more")
+    return seconds
 
 
 def code_of(command: tuple[str, ...], env_file: str = "") -> Snapshot:

@@ -12,7 +12,7 @@ from typing import Any
 
 from launcher import history
 from launcher.agent import ANSWER_S, Agent, Conversation, agents_for
-from launcher.ask import Asked, chosen_hosts
+from launcher.ask import Asked, chosen_hosts, lease_seconds
 from launcher.errors import HostError, RingctlError, StoppedEarly
 from launcher.fanout import fan_out, succeeded
 from launcher.history import new_run_id
@@ -31,7 +31,6 @@ STOPPED_EARLY = "it was stopped while it was starting"
 SLOTS_TAKEN = "no room for it by now:"
 PORT_TRIES = 3
 NOT_EVERYWHERE = "it did not start on all hosts"
-LEASE_S = 8.0
 FREE_PORT = "leave out --master-port and master_port, so that a free one is taken"
 
 
@@ -290,9 +289,5 @@ def lease(plan: Plan, secret: str) -> dict[str, Any] | None:
     """How the supervisors of a run on several hosts hear of each other (see hostlease.py)."""
     if len(plan.hosts) < 2:
         return None
-    try:
-        seconds = float(os.environ.get("RINGCTL_LEASE", "") or LEASE_S)
-    except ValueError:
-        seconds = LEASE_S
     place = {"leader": plan.hosts[0].host, "address": plan.master_address, "port": plan.master_port}
-    return {**place, "secret": secret, "seconds": seconds}
+    return {**place, "secret": secret, "seconds": lease_seconds()}

@@ -144,6 +144,23 @@ def test_wrong_options_of_launch_are_refused(options: list[str], words: list[str
 
 
 @pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("RINGCTL_LEASE", "nan"),
+        ("RINGCTL_LEASE", "-1"),
+        ("RINGCTL_LEASE", "0.5"),
+        ("RINGCTL_LEASE", "inf"),
+        ("RINGCTL_LEASE", "8 s"),
+        ("RINGCTL_WATCHDOG", "-1"),
+        ("RINGCTL_WATCHDOG", "soon"),
+    ],
+)
+def test_wrong_patience_is_refused(variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, value)
+    assert f"{variable}={value}: write a number of seconds" in refused("launch", "--local", "--", "true")
+
+
+@pytest.mark.parametrize(
     ("command", "words"),
     [
         (["python", "missing.py", "--lr", "1"], ["missing.py", "no such script"]),
