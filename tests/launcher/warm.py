@@ -39,7 +39,7 @@ def run(
     """`ringctl argv` to its end: it has exited, and nobody has its output open any more."""
     out, err = os.pipe(), os.pipe()
     place = os.open(folder or ".", os.O_RDONLY)  # by descriptor, for it may be a folder that is gone
-    server, control, stream = _server()
+    server, control, stream = _server(os.readlink("/proc/thread-self/ns/net"))
     socket.send_fds(control, [b"."], [place, 0, out[1], err[1]])
     for descriptor in (place, out[1], err[1]):
         os.close(descriptor)
@@ -58,8 +58,9 @@ def run(
 
 
 @functools.cache
-def _server() -> tuple[subprocess.Popen[bytes], socket.socket, IO[str]]:
-    """The process that has imported ringctl, which lives as long as this one, and the way to it."""
+def _server(network: str) -> tuple[subprocess.Popen[bytes], socket.socket, IO[str]]:  # noqa: ARG001 - a key
+    """The process that has imported ringctl, which lives as long as this one, and the way to it. A test may
+    have a network of its own, which is not that of the tests after it."""
     environ = {name: value for name, value in os.environ.items() if name != MARK}  # it is no test's own
     ours, theirs = socket.socketpair()
     with theirs:
