@@ -196,15 +196,21 @@ def begun(run: str) -> bool:
 
 
 def conclude(
-    run: str, before: State, state: Literal["failed", "cancelled"], why: str = "", fix: str = ""
+    run: str,
+    before: State,
+    state: Literal["failed", "cancelled"],
+    why: str = "",
+    fix: str = "",
+    attempt: int | None = None,
 ) -> bool:
     """It never comes to a start: at once in the queue and among all runs, for whoever is killed in between
-    would leave a run that waits for ever."""
+    would leave a run that waits for ever. If it is about an `attempt`, that is not said of a later one, which
+    somebody may have started without the service."""
 
     def work(db: sqlite3.Connection) -> bool:
         if not changed(db, run, before, state, why, {}):
             return False
-        history.mark_in(db, run, state, why, fix)
+        history.mark_in(db, run, state, why, fix, attempt)
         return True
 
     done = database.write(history.file(), work)

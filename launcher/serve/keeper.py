@@ -32,6 +32,7 @@ from launcher.serve.reserving import Reservation
 from launcher.transport import Pool
 
 if TYPE_CHECKING:
+    from launcher.history import Record
     from launcher.recorder import Batch, Recorder
     from launcher.told import HostNow
 
@@ -80,6 +81,7 @@ class Keeper:
         self._launches: dict[str, subprocess.Popen[bytes]] = {}
         self._held: dict[str, float] = {}  # until when runs are not tried again, and say why
         self._ending: set[str] = set()  # runs that were cancelled while they started
+        self._unsure: set[str] = set()  # runs whose hosts are asked whether they have begun
         self._stop = threading.Event()
         self._looking = threading.Lock()
         self._wake = threading.Event()
@@ -147,7 +149,7 @@ class Keeper:
 
     def look_at_launches(self) -> None:
         for row in queued.rows("starting"):
-            if row.run in self._ending:
+            if row.run in self._ending or row.run in self._unsure:
                 continue
             process = self._launches.get(row.run)
             if process is not None and process.poll() is None:
@@ -155,14 +157,33 @@ class Keeper:
             if process is None and queued.is_launching(row.run):
                 continue  # begun by the service that was here before
             self._launches.pop(row.run, None)
-            self.after_launch(row)
+            record = history.read(row.run)
+            if record is None or queued.told(row.run)[0]:
+                self.after_launch(row, None)
+            else:
+                self._unsure.add(row.run)
+                args = (row, record)
+                threading.Thread(target=self._ask_whether_begun, args=args, daemon=True).start()
             self._wake.set()
             self.on_change(row.run)
 
-    def after_launch(self, row: Queued) -> None:
-        """Its process is gone: did it start the run, fail to, or was it killed?"""
+    def _ask_whether_begun(self, row: Queued, record: Record) -> None:
+        """Beside the loop: a host that is silent holds up nobody else."""
+        try:
+            self.after_launch(row, record)
+        except Exception:
+            log.exception("run %s: what became of its launch", row.run)
+            self._stop.wait(LOOK_S)  # before it is looked at again
+        finally:
+            self._unsure.discard(row.run)
+            self._wake.set()
+            self.on_change(row.run)
+
+    def after_launch(self, row: Queued, record: Record | None) -> None:
+        """Its process is gone: did it start the run, fail to, or was it killed? Hosts are asked about a
+        `record`."""
         started, complaint = queued.told(row.run)
-        started = started or self.has_begun(row.run)
+        started = started or (record is not None and self.has_begun(record))
         if started and queued.begun(row.run):
             return
         if self.is_cancelled(row.run):
@@ -179,7 +200,8 @@ class Keeper:
             queued.put_back(row.run, why)
             self._ask_now.set()
             return
-        queued.conclude(row.run, "starting", "failed", why, what_to_do(fix))
+        attempt = record.plan.attempt if record else None
+        queued.conclude(row.run, "starting", "failed", why, what_to_do(fix), attempt)
 
     def is_cancelled(self, run: str) -> bool:
         row = queued.row(run)
@@ -214,11 +236,8 @@ class Keeper:
             return False
         return True
 
-    def has_begun(self, run: str) -> bool:
+    def has_begun(self, record: Record) -> bool:
         """Whether some host knows of it, though its launch has not lived to say so."""
-        record = history.read(run)
-        if record is None:
-            return False
         with contextlib.closing(Pool(no_input=True)) as pool:
             return bool(runs.refreshed(runs.found_of(record), pool).states)
 

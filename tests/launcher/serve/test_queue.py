@@ -15,12 +15,13 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher import history, queued, schedule
+from launcher import history, queued, runs, schedule
 from launcher.errors import InputError, RingctlError
 from launcher.inventory import this_machine
 from launcher.serve import children, keeper, reserving
@@ -314,6 +315,37 @@ def test_a_cancelled_run_is_ended_again_where_a_host_was_silent(monkeypatch: pyt
     row = queued.row("r1")
     assert row is not None
     assert row.state == "started"
+
+
+def test_a_silent_host_that_may_have_begun_with_a_run_holds_up_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    silent, asked = threading.Event(), []
+
+    def ask(found: runs.Found, _pool: object) -> runs.Found:
+        asked.append(found.run)
+        assert silent.wait(30)
+        return found
+
+    changed: list[str] = []
+    one = keeper.Keeper(this_machine(1), lambda _: None, changed.append)
+    known = history.read(detach(["true"], world=1, options=("--no-prefork",)))
+    assert known is not None
+    monkeypatch.setattr(runs, "refreshed", ask)
+    for run in ("r1", "r2"):
+        queued.add(run, "ann", queued.Submission(world=1))
+        assert queued.change(run, "queued", "starting", slots={"here": 1}, tries=keeper.MOST_TRIES)
+    history.remember(replace(known.plan, run="r1"), known.inventory, known.options)  # and then it was killed
+    for _ in range(2):
+        one.look_at_launches()
+    wait_for(lambda: asked == ["r1"], "the question, once")
+    states = [row.state for run in ("r1", "r2") if (row := queued.row(run))]
+    assert states == ["starting", "failed"]
+    history.remember(replace(known.plan, run="r1", attempt=2), known.inventory, known.options)
+    silent.set()
+    wait_for(lambda: (row := queued.row("r1")) and row.state == "failed", "the end of it")
+    assert history.state_of("r1") == "starting", "somebody has started it again without the service"
+    wait_for(lambda: changed[-1:] == ["r1"], "the thread's end")
 
 
 def test_a_run_is_stopped_and_started_again_by_the_command_line(tmp_path: Path) -> None:
