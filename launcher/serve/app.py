@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from anyio import to_thread
 from starlette.applications import Starlette
@@ -17,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route as Path
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from launcher.errors import RingctlError
 from launcher.serve import limits, pages
@@ -47,7 +48,29 @@ ASK_FOR_ONE = (
 )
 
 
-def make_app(service: Service) -> Starlette:
+class Addressed:
+    """Takes a request by a whole address, as a proxy is sent it, for one by path: what it names as the host
+    goes before the header, as RFC 9112 has it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].lower().startswith(("http://", "https://")):
+            scope = with_path(scope)
+        await self.app(scope, receive, send)
+
+
+def with_path(scope: Scope) -> Scope:
+    _, _, rest = scope["raw_path"].decode("latin-1").partition("://")
+    host, slash, path = rest.partition("/")
+    headers = [(name, value) for name, value in scope["headers"] if name != b"host"]
+    headers.append((b"host", host.encode("latin-1")))
+    path = slash + path or "/"
+    return {**scope, "headers": headers, "path": unquote(path), "raw_path": path.encode("latin-1")}
+
+
+def make_app(service: Service) -> Addressed:
     """All routes of the table, each path once."""
     paths: dict[str, dict[str, Route]] = {}
     for route in ROUTES:
@@ -56,12 +79,13 @@ def make_app(service: Service) -> Starlette:
     gates = [Path(path, Gate(service, by_method, hands)) for path, by_method in paths.items()]
     app = Starlette(routes=gates, exception_handlers={404: functools.partial(not_found, service)})
     app.router.redirect_slashes = False
-    return app
+    return Addressed(app)
 
 
 async def not_found(service: Service, request: Request, _error: Exception) -> Response:
     """Said to those alone who would be told more elsewhere, and not without end."""
     try:
+        refuse_two_lengths(request)
         refuse_strange_host(service, request)
         if not service.requests.of(client_of(request)).take():
             raise too_many()
@@ -108,6 +132,7 @@ class Gate:
         return Refused(said.status, unnamed(said.error), unnamed(said.fix), said.headers).answer()
 
     async def answer(self, request: Request) -> Answer:
+        refuse_two_lengths(request)
         refuse_strange_host(self.service, request)
         route = self.routes.get(request.method)
         if route is None:
@@ -183,6 +208,13 @@ def too_many() -> Refused:
 
 
 # --- Where it comes from, where it goes ----------------------------------------------------------
+
+
+def refuse_two_lengths(request: Request) -> None:
+    """Whoever passed it on may have seen the end of the body elsewhere, and what follows as another request:
+    nothing more is read from there."""
+    if "content-length" in request.headers and "transfer-encoding" in request.headers:
+        raise Refused(400, "the length of the body is said in two ways", "leave one", {"Connection": "close"})
 
 
 def refuse_strange_host(service: Service, request: Request) -> None:
@@ -286,7 +318,7 @@ async def read_json(request: Request, schema: Mapping[str, Any], may_be_empty: b
     except (ValueError, RecursionError):
         raise Refused(400, "the body is not JSON", "") from None
     if why := problem(schema, value):
-        raise Refused(400, why, "GET /openapi.json says what it takes")
+        raise Refused(400, why)
     return value
 
 

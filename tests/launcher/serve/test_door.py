@@ -466,6 +466,30 @@ def test_a_body_that_does_not_say_how_long_it_is_is_cut_off(at_the_door: Service
         assert not answer or answer.startswith(b"HTTP/1.1 413 ")
 
 
+def test_a_body_with_two_lengths_is_refused_and_nothing_after_it_is_read(at_the_door: Service) -> None:
+    both = ("Transfer-Encoding: chunked", "Content-Length: 7", "Content-Type: application/json")
+    for path in ("/api/submit", "/nowhere"):
+        with socket.create_connection(("127.0.0.1", at_the_door.port), timeout=30) as end:
+            hidden = head(at_the_door, "GET", "/api/me")
+            end.sendall(head(at_the_door, "POST", path, *both) + b"2\r\n{}\r\n0\r\n\r\n" + hidden)
+            answer = b""
+            with contextlib.suppress(ConnectionResetError):
+                while piece := end.recv(65536):
+                    answer += piece
+        assert answer.startswith(b"HTTP/1.1 400 "), answer
+        assert answer.count(b"HTTP/1.1") == 1, answer
+
+
+def test_a_whole_address_is_as_good_as_a_path_if_it_names_this_service(at_the_door: Service) -> None:
+    here = f"127.0.0.1:{at_the_door.port}"
+    assert at_the_door.raw("GET", f"http://{here}/api/me").json["role"] == "admin"
+    assert at_the_door.raw("GET", f"http://{here}/api/runs?limit=1").status == 200
+    assert at_the_door.raw("GET", f"http://{here}").status in (200, 401)
+    for strange in ("http://evil.example/api/me", f"http://evil.example@{here}/api/me", "http:///api/me"):
+        assert at_the_door.raw("GET", strange).status == 421, strange
+    assert at_the_door.raw("GET", f"http://{here}/api/me", headers={"Host": "evil.example"}).status == 200
+
+
 def head(service: Service, method: str, path: str, *more: str) -> bytes:
     lines = [
         f"{method} {path} HTTP/1.1",
