@@ -50,7 +50,10 @@ def list_options(command: F) -> F:
                 "--search", metavar="WORDS", default="", help="Only runs with these words in what is known."
             ),
             click.option(
-                "--limit", type=click.IntRange(1), default=20, help="How many, newest first; 20 by default."
+                "--limit",
+                type=click.IntRange(1, 10**9),
+                default=20,
+                help="How many, newest first; 20 by default.",
             ),
             json_option,
         )
@@ -242,7 +245,7 @@ def prune_options(command: F) -> F:
     for option in reversed(
         (
             click.option("--older-than", metavar="AGE", help="Those that ended so long ago: 30d, 12h."),
-            click.option("--keep", type=click.IntRange(0), metavar="N", help="All but the newest N."),
+            click.option("--keep", type=click.IntRange(0, 10**9), metavar="N", help="All but the newest N."),
             click.option("--logs-only", is_flag=True, help="Only what was recorded of them: log and curves."),
             click.option("--dry-run", is_flag=True, help="Say which, and do nothing."),
             click.option("--yes", is_flag=True, help="Do not ask."),

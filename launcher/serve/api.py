@@ -67,7 +67,11 @@ def run(call: Call) -> dict[str, Any]:
 
 def known(call: Call, found: dict[str, Any] | None) -> dict[str, Any]:
     if found is None:
-        raise Refused(404, f"there is no run {call.path.get('run', '')[:64]!r}", "GET /api/runs lists them")
+        raise Refused(
+            404,
+            f"there is no run {call.path.get('run', '')[:64]!r}",
+            "the list of runs shows which there are",
+        )
     return found
 
 
@@ -416,5 +420,5 @@ def preflight(call: Call) -> dict[str, Any] | None:
 
 def start_preflight(call: Call) -> Answer:
     if not call.service.start_check():
-        raise Refused(409, "the hosts are being checked already", "GET /api/preflight says what was found")
+        raise Refused(409, "the hosts are being checked already", "wait for what it finds")
     return Answer(call.service.preflight(), 202)

@@ -12,7 +12,7 @@ from launcher import __version__
 from launcher.serve import api, pages, stream
 from launcher.serve.auth import Role
 from launcher.serve.call import Call, Refused
-from launcher.serve.schema import Schema, problem, ref
+from launcher.serve.schema import KIND_WORDS, Schema, problem, ref
 from launcher.serve.shapes import DIGEST, NOTHING, PRUNE, RESTART, RUN_ID, SHAPES, STATES, STOP, SUBMISSION
 
 EVENTS, HTML, PLAIN = "text/event-stream", "text/html", "text/plain"
@@ -31,7 +31,7 @@ class Param:
         value: Any = text
         if self.schema["type"] == "integer":
             if not re.fullmatch(r"-?[0-9]{1,15}", text):
-                raise Refused(400, f"{self.name}: expected integer")
+                raise Refused(400, f"{self.name}: expected {KIND_WORDS['integer']}")
             value = int(text)
         if why := problem(self.schema, value, self.name):
             raise Refused(400, why)

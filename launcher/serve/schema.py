@@ -17,6 +17,16 @@ KINDS: Mapping[str, tuple[type, ...]] = {
     "object": (dict,),
     "null": (type(None),),
 }
+# For people, who read what is wrong with what they handed in on the page and in terminals.
+KIND_WORDS: Mapping[str, str] = {
+    "string": "text",
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "array": "a list",
+    "object": "an object",
+    "null": "nothing",
+}
 
 
 def obj(properties: Mapping[str, Schema], required: tuple[str, ...] | None = None) -> dict[str, Any]:
@@ -50,7 +60,7 @@ def problem(schema: Schema, value: Any, where: str = "") -> str:
     kinds = schema.get("type", ())
     kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
     if kinds and not any(is_a(kind, value) for kind in kinds):
-        return f"{where or 'the body'}: expected {' or '.join(kinds)}"
+        return f"{where or 'the body'}: expected {' or '.join(KIND_WORDS[kind] for kind in kinds)}"
     if "enum" in schema and value not in schema["enum"]:
         return f"{where}: expected one of {', '.join(map(str, schema['enum']))}"
     if isinstance(value, str):
@@ -79,7 +89,7 @@ def _text(schema: Schema, value: str, where: str) -> str:
         return f"{where}: shorter than {schema['minLength']} characters"
     # In a schema "$" is the end; in Python it may be the line's end before it.
     if "pattern" in schema and not re.search(re.sub(r"\$$", r"\\Z", schema["pattern"]), value):
-        return f"{where}: does not look like {schema['pattern']}"
+        return f"{where}: expected {schema.get('description') or schema['pattern']}"
     return ""
 
 

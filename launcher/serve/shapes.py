@@ -16,7 +16,23 @@ WHOLE: dict[str, Any] = {"type": "integer"}
 NUMBER: dict[str, Any] = {"type": "number"}
 FLAG: dict[str, Any] = {"type": "boolean"}
 ANY: dict[str, Any] = {}
-NAMES = {"type": "string", "maxLength": 4000, "pattern": r"^[A-Za-z0-9._,-]*$"}
+NAMES = {
+    "type": "string",
+    "maxLength": 4000,
+    "pattern": r"^[A-Za-z0-9._,-]*$",
+    "description": "names, separated by commas",
+}
+OWN_NAME = {  # or none
+    "type": "string",
+    "maxLength": 64,
+    "pattern": r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$",
+    "description": "letters, digits, '.', '_' and '-', the first a letter or digit",
+}
+VARIABLE_NAME = {
+    "type": "string",
+    "pattern": VARIABLE,
+    "description": "a name of letters, digits and '_', the first no digit",
+}
 
 ROW: dict[str, dict[str, Any]] = {
     "run": TEXT,
@@ -99,20 +115,25 @@ SUBMISSION = obj(
     {
         "command": arr({"type": "string", "maxLength": 8000}, 1000),
         "world": maybe({"type": "integer", "minimum": 1, "maximum": 65536}),
-        "name": {"type": "string", "maxLength": 64, "pattern": r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$"},
+        "name": OWN_NAME,
         "include": NAMES,
         "exclude": NAMES,
         "variables": {
             "type": "object",
             "additionalProperties": {"type": "string", "maxLength": 32000},
-            "propertyNames": {"type": "string", "pattern": VARIABLE},
+            "propertyNames": VARIABLE_NAME,
             "maxProperties": 1000,
         },
         "secrets": {
             "type": "object",
             # Without a line's end: it becomes a line of a file.
-            "additionalProperties": {"type": "string", "maxLength": 32000, "pattern": r"^[^\r\n]*$"},
-            "propertyNames": {"type": "string", "pattern": VARIABLE},
+            "additionalProperties": {
+                "type": "string",
+                "maxLength": 32000,
+                "pattern": r"^[^\r\n]*$",
+                "description": "one line",
+            },
+            "propertyNames": VARIABLE_NAME,
             "maxProperties": 100,
         },
         "max_restarts": {"type": "integer", "minimum": 0, "maximum": 1000},
@@ -120,14 +141,19 @@ SUBMISSION = obj(
         "min_world": maybe({"type": "integer", "minimum": 1, "maximum": 65536}),
         "prefork": FLAG,
         "priority": {"type": "integer", "minimum": -1000, "maximum": 1000},
-        "after": {"type": "string", "maxLength": 64, "pattern": r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$"},
+        "after": OWN_NAME,
         "at": maybe({"type": "number", "minimum": 0, "maximum": 1e11}),
-        "code": {"type": "string", "maxLength": 64, "pattern": r"^([0-9a-f]{64})?$"},
+        "code": {
+            "type": "string",
+            "maxLength": 64,
+            "pattern": r"^([0-9a-f]{64})?$",
+            "description": "the digest of a snapshot",
+        },
         "shared": FLAG,
         "master_port": maybe({"type": "integer", "minimum": 1, "maximum": 65535}),
         "i_know": FLAG,
         "skip_preflight": FLAG,
-        "key": {"type": "string", "maxLength": 64, "pattern": r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$"},
+        "key": OWN_NAME,
     },
     required=(),
 )

@@ -102,6 +102,7 @@ def test_the_list_is_chosen_from_by_state_words_and_number() -> None:
     for number in range(6):
         remember(f"run-{number}", name=f"name{number % 2}", state="failed" if number % 3 else "succeeded")
     assert [row["run"] for row in listed("--limit", "2")] == ["run-5", "run-4"]
+    assert "--limit" in ringctl("runs", "list", "--limit", "9" * 20, code=2).stderr
     assert [row["run"] for row in listed("--state", "succeeded")] == ["run-3", "run-0"]
     assert [row["run"] for row in listed("--state", "failed,stopped", "--search", "NAME1")] == [
         "run-5",
