@@ -32,6 +32,7 @@ from launcher import (
 from launcher.cli_shared import (
     agents_of,
     all_runs,
+    detail_of,
     host_options,
     inventory_at,
     json_option,
@@ -40,6 +41,7 @@ from launcher.cli_shared import (
     pool,
     run_argument,
     run_options,
+    show_status,
     web_option,
 )
 from launcher.errors import HostError, InputError, RingctlError
@@ -339,7 +341,10 @@ def logs(
     if web:
         return cli_serve.open_run(run, "?tab=log")
     wanted = logs.filter_of(ranks, hosts, since, grep, now=time.time())
-    found = named_run(run, where)
+    found = named_run(run, where, unstarted=not (previous or download))
+    if found.never_started:
+        showlogs.tell_end(detail_of(found), as_json=as_json)
+        return 0
     world = found.state.world if found.state else 0
     absent = sorted(rank for rank in wanted.ranks or () if world and rank >= world and not previous)
     if absent:
@@ -412,26 +417,17 @@ def ps(everything: bool, as_json: bool, **where: str | None) -> int:
 @json_option
 def status(run: str | None, web: bool, as_json: bool, **where: str | None) -> int:
     """How the latest run, or RUN, is: each rank's state, step, loss and last sign of life."""
-    from launcher import render, text, watching
+    from launcher import retold, watching
 
     if web:
         return cli_serve.open_run(run)
-    found, now = named_run(run, where), time.time()
+    found = named_run(run, where, unstarted=True)
     for words in found.silent:
         click.echo(f"error: {words}", err=True)
-    code = HostError.exit_code if found.silent else 0
-    if as_json:
-        about = text.status_json(found, now)
-        click.echo(text.json_line({**about, "watched": watching.sentence(found.run) or None}))
-        return code
-    about = text.run_json(found)
-    state = found.state
-    render.say([f"run {found.run}{f' ({found.name})' if found.name else ''}: {about['state']}"])
-    render.say(text.attempt_lines(found, watching.sentence(found.run)))
-    if state and text.progress_parts(state):
-        render.say(["  ".join(text.progress_parts(state))])
-    render.show_table(text.status_rows(found, now))
-    return code
+    detail = detail_of(found) if found.never_started else None
+    found = retold.found_of(detail, time.time()) if detail else found
+    show_status(found, detail, watching.sentence(found.run), as_json=as_json)
+    return HostError.exit_code if found.silent else 0
 
 
 # --- hosts ---------------------------------------------------------------------------------------

@@ -9,13 +9,16 @@ from typing import Any
 import click
 
 from launcher import cli_remote_hosts, cli_remote_logs, cli_remote_runs, cli_submit
+from launcher.cli_remote_logs import OVER
 from launcher.cli_report import report_options
 from launcher.cli_shared import (
     chosen_refused,
     json_option,
+    never_started,
     restart_options,
     server_url,
     service_hosts,
+    show_status,
     web_option,
 )
 from launcher.client import Client, client_for
@@ -80,31 +83,28 @@ def ps(everything: bool, as_json: bool) -> int:
 @json_option
 def status(run: str | None, web: bool, as_json: bool) -> int:
     """How a run of the service is: each rank's state, step, loss and last sign of life."""
-    from launcher import render, text
-    from launcher.logs import visible
+    from launcher import retold
 
     there = service()
-    found = there.get(there.run(there.find(run)["run"]))
+    detail = detail_of(there, run)
     if web:
-        return open_page(f"{there.url}/#/runs/{found['run']}")
-    if as_json:
-        click.echo(
-            text.json_line({**row_json(found), "ranks": found["ranks"], "watched": found["watched"] or None})
-        )
-        return 0
-    name = f" ({found['name']})" if found["name"] else ""
-    render.say([visible(f"run {found['run']}{name}: {found['state']}")])
-    render.say([visible(words) for words in (found["waiting"], found["watched"], found["error"]) if words])
-    keys = ("rank", "host", "state", "pid", "exit_code", "step", "loss", "samples_per_s")
-    table = [tuple(cell(rank[key]) for key in keys) for rank in found["ranks"]]
-    render.show_table([("RANK", "HOST", "STATE", "PID", "EXIT", "STEP", "LOSS", "SAMPLES/S"), *table])
+        return open_page(f"{there.url}/#/runs/{detail['run']}")
+    found = there.understood(lambda: retold.found_of(detail, time.time()))
+    show_status(found, detail, detail["watched"], as_json=as_json)
     return 0
 
 
-def cell(value: Any) -> str:
-    from launcher.text import brief
+def detail_of(there: Client, run: str | None) -> dict[str, Any]:
+    """All that the service knows of the run that is meant."""
+    return dict(there.get(there.run(there.find(run)["run"])))
 
-    return "-" if value is None else brief(round(value, 3) if isinstance(value, float) else value)
+
+def begun(there: Client, run: str | None) -> str:
+    """The id of a run that has started, or may still."""
+    detail = detail_of(there, run)
+    if detail["plan"] is None and detail["state"] in OVER:
+        raise never_started(detail)
+    return str(detail["run"])
 
 
 # --- ending and starting again -------------------------------------------------------------------
@@ -123,7 +123,7 @@ def stop(run: str | None, grace: float, as_json: bool) -> int:
     if grace != grace:
         raise InputError("--grace nan: write a number of seconds")
     there = service()
-    row = there.post(there.run(there.find(run)["run"], "/stop"), {"grace": grace})
+    row = there.post(there.run(begun(there, run), "/stop"), {"grace": grace})
     click.echo(text.json_line(row_json(row)) if as_json else state_line(row))
     return 0
 
@@ -165,7 +165,7 @@ def checkpoints(run: str | None, as_json: bool) -> int:
     from launcher.logs import visible
 
     there = service()
-    told = there.get(there.run(there.find(run)["run"], "/checkpoints"))
+    told = there.get(there.run(begun(there, run), "/checkpoints"))
     code = HostError.exit_code if told["errors"] else 0
     if as_json:
         click.echo(text.json_line(told))

@@ -20,14 +20,17 @@ from launcher.cli_shared import (
     service_hosts,
     web_option,
 )
-from launcher.client import Client, client_for
+from launcher.client import Client, Nonsense, client_for
 from launcher.errors import HostError, InputError
 from launcher.fold import EXIT_CODES
 from launcher.model import Event
 
 if TYPE_CHECKING:
     from launcher.logs import Filter
+    from launcher.model import RunState
+    from launcher.render import RunScreen
     from launcher.showlogs import Look
+    from launcher.watch import Outcome
 
 OVER = ("succeeded", "failed", "stopped", "lost", "cancelled")
 AGAIN_S = 1.0  # before a stream that broke is opened again
@@ -73,10 +76,13 @@ def logs(
         return save(there, row, Path(download), attempt)
     look = showlogs.Look(as_json=as_json, prefix=prefix, timestamps=timestamps, tail=tail)
     if follow and not previous:
-        return follow_run(there, row["run"], look=look, wanted=wanted, since=row["attempt"])
+        follow_run(there, row["run"], look=look, wanted=wanted, since=row["attempt"])
+        return 0
     show(there, row["run"], wanted, look, attempt or row["attempt"])
-    if row["state"] in OVER and not previous:
-        ended(there, row["run"], as_json)
+    if previous:
+        showlogs.finish(outcome_of(there, row, attempt), look)
+    elif row["state"] in (*OVER, "queued"):
+        tell_end(there, row["run"], as_json)
     return 0
 
 
@@ -102,6 +108,21 @@ def previous_attempt(there: Client, row: Mapping[str, Any]) -> int:
     if not before:
         raise InputError(f"run {row['run']} has no earlier attempt that was recorded")
     return int(max(before))
+
+
+def outcome_of(there: Client, row: Mapping[str, Any], attempt: int) -> Outcome:
+    """How an attempt before the newest ended, of which there is no more than was recorded."""
+    from launcher import fold, retold
+    from launcher.model import RunState
+
+    state = RunState(row["run"], row["name"], attempt, 0, "starting", {})
+    for _, page in all_events(there, row["run"]):
+        for event in page:
+            if event.attempt == attempt and event.kind != "line":
+                state = fold.fold(fold.with_rank(state, event), event)
+    told = there.get(there.run(row["run"]))["attempts"]
+    ended = next(each for each in told if each["attempt"] == attempt)
+    return there.understood(lambda: retold.with_cause(replace(state, state=ended["state"]), ended["cause"]))
 
 
 # --- As far as it goes ---------------------------------------------------------------------------
@@ -147,7 +168,7 @@ def checked(there: Client, told: Iterable[Event]) -> list[Event]:
         if events:
             check_events(events)
     except (TypeError, KeyError, ValueError):
-        raise HostError(there.url, "it tells of events that are none") from None
+        raise Nonsense(there.url, "it tells of events that are none") from None
     return events
 
 
@@ -219,14 +240,15 @@ def follow_run(
     look: Look | None = None,
     wanted: Filter | None = None,
     since: int = 1,
+    screen: RunScreen | None = None,
 ) -> int:
     """What comes, from the attempt `since` to the run's end; a connection that breaks goes on where it was.
-    The exit code."""
+    The exit code. Where there is a `screen`, how it ended is for the caller to tell."""
     from launcher import logs, showlogs
 
     look = look or showlogs.Look(as_json=as_json, prefix=True, timestamps=False, tail=None)
     wanted = wanted or logs.EVERYTHING
-    follower = Follower(there, run, look, wanted, since)
+    follower = Follower(there, run, look, wanted, since, screen)
     if look.tail is not None:
         follower.after = show(there, run, wanted, look, since)
     until = 0.0
@@ -235,8 +257,12 @@ def follow_run(
             for name, number, data in there.stream(there.run(run, "/stream"), follower.after):
                 until = 0.0
                 follower.take(name, number, data)
+                if name == "end" and screen is not None:
+                    return exit_code(follower.state.state if follower.state else "")
                 if name == "end":
-                    return ended(there, run, look.as_json)
+                    return tell_end(there, run, look.as_json)
+        except Nonsense:
+            raise
         except HostError as error:
             until = until or time.monotonic() + GIVE_UP_S
             if time.monotonic() > until:
@@ -249,81 +275,112 @@ def follow_run(
 class Follower:
     """What has been shown of a run so far."""
 
-    def __init__(self, there: Client, run: str, look: Look, wanted: Filter, since: int) -> None:
+    def __init__(
+        self, there: Client, run: str, look: Look, wanted: Filter, since: int, screen: RunScreen | None
+    ) -> None:
         from launcher import showlogs
 
         self.there, self.run, self.look, self.wanted, self.since = there, run, look, wanted, since
         self.after = 0
+        self.state: RunState | None = None  # as the service last told it
+        self._screen = screen
         self._write = showlogs.writer(replace(look, tail=None))
         self._why = ""
+        self._planned = 0  # the attempt whose plan was shown
 
     def take(self, name: str, number: int, data: Any) -> None:
+        if name == "run":
+            self._say_how(data)
         if self.look.as_json:  # all kinds of events, of which a stream tells but two
             for last, page in all_events(self.there, self.run, self.after):
                 self._show(page)
                 self.after = last
-        elif name == "run":
-            self._say_why(data)
         elif name == "lines":
             new = (line_event(self.run, line) for line in data if line[0] > self.after)
             self._show(checked(self.there, new))
             self.after = max(self.after, number)
 
     def _show(self, events: list[Event]) -> None:
-        self._write(self.wanted.apply([event for event in events if event.attempt >= self.since]))
+        events = self.wanted.apply([event for event in events if event.attempt >= self.since])
+        if self._screen is None:
+            self._write(events)
+        elif events:
+            self._show_plan(self._screen, max(event.attempt for event in events))
+            if self.state is not None:
+                self._screen.show(events, self.state)
 
-    def _say_why(self, row: Mapping[str, Any]) -> None:
-        """Why it waits, once for each reason."""
+    def _say_how(self, row: Mapping[str, Any]) -> None:
+        """Why it waits, once for each reason; on a screen, how far it is."""
+        from launcher import retold
         from launcher.logs import visible
 
         if row["state"] == "queued" and row["waiting"] != self._why:
             self._why = row["waiting"]
             click.echo(visible(f"{self.run}: {self._why}"), err=True)
+        if self._screen is not None:
+            self.state = self.there.understood(lambda: retold.state_of(row, time.time()))
+            if row["state"] != "queued" and row["attempt"] >= self.since:
+                self._show_plan(self._screen, row["attempt"])
+            self._screen.show([], self.state)
+
+    def _show_plan(self, screen: RunScreen, attempt: int) -> None:
+        """Once for each attempt, before its first line; a stream leaves it out, for it is large."""
+        from launcher import retold
+
+        if attempt <= self._planned:
+            return
+        detail = self.there.get(self.there.run(self.run))
+        self.state = self.there.understood(lambda: retold.state_of(detail, time.time()))
+        plan = self.there.understood(lambda: retold.plan_of(detail))
+        if plan is not None:
+            self._planned = plan.attempt
+            screen.plan(plan)
 
 
 def attached(there: Client, run: str, *, as_json: bool, since: int = 1) -> int:
-    """The same for whoever has started the run: Ctrl-C stops it, as it does without a service."""
+    """The same for whoever has started the run, on the screen of a launch: Ctrl-C stops it, as it does
+    without a service."""
+    from launcher import render
+
+    screen = render.screen_for(as_json)
     try:
-        return follow_run(there, run, as_json=as_json, since=since)
+        with screen:
+            code = follow_run(there, run, as_json=as_json, since=since, screen=screen)
     except KeyboardInterrupt:
         again = "Ctrl-C again leaves that to the service"
         click.echo(f"stopping run {run}; {again}", err=True)
+    else:
+        return finished(there, run, screen, code)
     with contextlib.suppress(KeyboardInterrupt):
         there.post(there.run(run, "/stop"))
         wait_for_end(there, run)
-        ended(there, run, as_json)
+        finished(there, run, screen, 130)
     return 130
 
 
-def ended(there: Client, run: str, as_json: bool) -> int:
-    from launcher import text
+def finished(there: Client, run: str, screen: RunScreen, code: int) -> int:
+    """How it ended, as a launch tells it; one that never started has no more than a reason."""
+    from launcher import render, retold, showlogs
 
-    found = there.get(there.run(run))
-    cause = found["cause"] or {}
-    if as_json:
-        about = {"kind": "run_finished", "run": run, "state": found["state"], "attempt": found["attempt"]}
-        why = {"cause": cause.get("text"), "fix": cause.get("fix")}
-        result = {key: found[key] for key in ("accuracy", "parameters_sha256")}
-        click.echo(text.json_line({**about, "exit_code": exit_code(found["state"]), **why, **result}))
+    detail = there.get(there.run(run))
+    if detail["plan"] is None:
+        showlogs.tell_end(detail, as_json=isinstance(screen, render.JsonScreen))
     else:
-        tell_end(found)
-    return exit_code(found["state"])
+        screen.finish(there.understood(lambda: retold.outcome_of(detail, time.time())))
+    return code
+
+
+def tell_end(there: Client, run: str, as_json: bool) -> int:
+    """How it ended, as `logs` tells it; the exit code."""
+    from launcher import showlogs
+
+    detail = there.get(there.run(run))
+    there.understood(lambda: showlogs.tell_end(detail, as_json=as_json))
+    return exit_code(detail["state"])
 
 
 def exit_code(state: str) -> int:
-    return 130 if state == "cancelled" else {str(key): code for key, code in EXIT_CODES.items()}.get(state, 1)
-
-
-def tell_end(found: Mapping[str, Any]) -> None:
-    """How a run ended, and why; also one that never started."""
-    from launcher.logs import visible
-
-    fix = (found["cause"] or {}).get("fix") or found["fix"]
-    if found["error"]:
-        click.echo(visible(found["error"]), err=True)
-        for number, line in enumerate(fix.splitlines()):
-            click.echo(visible(f"  {'to do: ' if number == 0 else ''}{line}"), err=True)
-    click.echo(visible(f"run {found['run']} {found['state']}"), err=True)
+    return EXIT_CODES.get(state, 1)
 
 
 def wait_for_end(there: Client, run: str) -> dict[str, Any]:

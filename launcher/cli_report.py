@@ -46,8 +46,9 @@ def report(run: str | None, out: str | None, kind: str) -> None:
     from launcher import report as reports
     from launcher import text
 
-    found = named_run(run, {})
-    reports.record_now(found.run)
+    found = named_run(run, {}, unstarted=True)
+    if not found.never_started:
+        reports.record_now(found.run)
     data = reports.collect(found.run, checkpoints=checkpoints_of(found))
     if kind == "json":
         made = text.json_line(data)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 if TYPE_CHECKING:
     from launcher.agent import Agent
-    from launcher.errors import RingctlError
+    from launcher.errors import InputError, RingctlError
     from launcher.model import Inventory
     from launcher.runs import Found
     from launcher.transport import Pool
@@ -205,21 +206,69 @@ def inventory_at(where: dict[str, str | None]) -> Inventory | None:
     return Where(**where).inventory()
 
 
-def named_run(reference: str | None, where: dict[str, str | None]) -> Found:
-    """The run meant by `reference`: one started from here, else one on the hosts given or found."""
+def named_run(reference: str | None, where: dict[str, str | None], *, unstarted: bool = False) -> Found:
+    """The run meant by `reference`: one started from here, else one on the hosts given or found. One that was
+    handed in and has never started is refused, unless the caller has something to say of it."""
     from launcher import runs
     from launcher.errors import InputError
 
     given = any(where.values())
     known = [] if given else runs.remembered(1 if reference is None else None, reference or "")
+    if reference and not given:
+        known = sorted([*known, *runs.unstarted(reference)], key=lambda found: found.started)
     try:
-        return runs.refreshed(runs.find_run(reference, known), pool())
+        found = runs.find_run(reference, known)
     except InputError:
-        found, errors = all_runs(inventory_at(where))
+        elsewhere, errors = all_runs(inventory_at(where))
         try:
-            return runs.find_run(reference, found)
+            return runs.find_run(reference, elsewhere)
         except InputError as error:
             raise (errors or [error])[0] from None
+    if found.never_started and not unstarted:
+        raise never_started(detail_of(found))
+    return found if found.never_started else runs.refreshed(found, pool())
+
+
+def detail_of(found: Found) -> dict[str, Any]:
+    """What the history has of it."""
+    from launcher import listing
+    from launcher.errors import InputError
+
+    detail = listing.detail(found.run)
+    if detail is None:
+        raise InputError(f"run {found.run} was forgotten by somebody else at this moment (runs prune)")
+    return detail
+
+
+def never_started(detail: Mapping[str, Any]) -> InputError:
+    """Nothing can be done with such a run."""
+    from launcher.errors import InputError
+
+    if detail["state"] == "queued":
+        fix = f"ringctl cancel {detail['run']} takes it from the queue"
+        why = f": {detail['waiting']}" if detail["waiting"] else ""
+        return InputError(f"run {detail['run']} waits in the queue{why}", fix=fix)
+    why = f": {detail['error']}" if detail["error"] else f"; it is {detail['state']}"
+    return InputError(f"run {detail['run']} has never started{why}", fix=detail["fix"])
+
+
+def show_status(found: Found, detail: Mapping[str, Any] | None, watched: str, *, as_json: bool) -> None:
+    """How a run is: as its hosts say, or as the history or a service has it, which is `detail` then."""
+    from launcher import render, retold, text
+
+    now = time.time()
+    if as_json:
+        click.echo(text.json_line({**text.status_json(found, now), "watched": watched or None}))
+        return
+    state = found.state
+    name = f" ({found.name})" if found.name else ""
+    render.say([f"run {found.run}{name}: {text.run_json(found)['state']}"])
+    render.say(retold.unstarted_lines(detail) if detail else [])
+    render.say(text.attempt_lines(found, watched))
+    if state and text.progress_parts(state):
+        render.say(["  ".join(text.progress_parts(state))])
+    if not found.never_started:
+        render.show_table(text.status_rows(found, now))
 
 
 def agents_of(found: Found, *, former: bool = False) -> dict[str, Agent]:

@@ -121,7 +121,7 @@ def waited(service: Client, row: dict[str, Any], as_json: bool) -> int:
     if as_json:
         click.echo(text.json_line(row))
     else:
-        cli_remote_logs.tell_end(row)
+        cli_remote_logs.tell_end(service, row["run"], as_json=False)
     return cli_remote_logs.exit_code(row["state"])
 
 

@@ -10,10 +10,10 @@ import secrets
 import ssl
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 from launcher import history
@@ -22,6 +22,7 @@ from launcher.filelock import is_held
 from launcher.logs import visible
 from launcher.told import NAME as RUN_ID
 
+T = TypeVar("T")
 ANSWER_S = 60.0
 SLOW_S = 400.0  # for what has the service talk to all hosts
 STREAM_S = 60.0  # it says that it is there more often than this
@@ -93,6 +94,10 @@ class Silent(HostError):
     """No answer, or not all of it."""
 
     broke = False  # after the connection stood: what was asked may have been done
+
+
+class Nonsense(HostError):
+    """An answer that no service would give: asking again is of no use."""
 
 
 class Client:
@@ -233,6 +238,13 @@ class Client:
             raise self._silent(error) from None
         finally:
             connection.close()
+
+    def understood(self, work: Callable[[], T]) -> T:
+        """What `work` makes of its answers, if they are what they should be."""
+        try:
+            return work()
+        except (TypeError, KeyError, ValueError, AttributeError):
+            raise Nonsense(self.url, "it tells of a run what nobody understands") from None
 
     def find(self, reference: str | None) -> dict[str, Any]:
         """The row of a run: by id, by name (the latest), by the beginning of its id; None: the latest."""

@@ -142,7 +142,8 @@ def result(state: RunState, key: str) -> Any:
     return next((r.metric[key] for r in state.ranks.values() if key in r.metric), None)
 
 
-EXIT_CODES: dict[RunStatus, int] = {"succeeded": 0, "failed": 1, "lost": 1, "stopped": 130}
+# The last is that of a run which a service was to start.
+EXIT_CODES = {"succeeded": 0, "failed": 1, "lost": 1, "stopped": 130, "cancelled": 130}
 
 
 def exit_code(state: RunState) -> int:

@@ -195,6 +195,20 @@ RECALL = """
     ORDER BY records.rowid"""
 
 
+def unstarted(like: str) -> list[tuple[str, str, tuple[Host, ...], float]]:
+    """Runs that were handed in and have not come to a start, oldest first: id, name, no hosts, and when."""
+    like = database.storable(like)
+    values = {"like": like, "above": like + "\U0010ffff"}
+    found: list[sqlite3.Row] = ask(lambda db: db.execute(UNSTARTED, values).fetchall(), [])
+    return [(row["run"], row["name"], (), row["submitted"] or 0.0) for row in found]
+
+
+UNSTARTED = """
+    SELECT run, name, submitted FROM runs
+    WHERE (name = :like OR (run >= :like AND run < :above)) AND run NOT IN (SELECT run FROM records)
+    ORDER BY runs.rowid"""
+
+
 def names() -> list[str]:
     """The ids of all runs, oldest first; none where there is something wrong, for a shell that completes."""
     try:

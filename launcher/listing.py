@@ -121,12 +121,15 @@ def detail(run: str, now: float | None = None, live: RunState | None = None) -> 
         state = None  # of an attempt before
     plan = redact.shown(record.plan) if record else None
     cause = record.cause if record and record.end else None
+    former = [host.name for host in record.former] if record else []
     tried, checked = tape.attempts(run), history.preflight_of(run)
     return {
         **about,
         "ranks": ranks(state, record, now),
         "attempts": tried or ([attempt_of(record)] if record else []),
-        "cause": {key: cause.get(key) for key in ("text", "fix", "rank", "host")} if cause else None,
+        "cause": tape.told_cause(cause),
+        "former": former,
+        "unended": [name for name in former if record and name in record.unended],
         "plan": to_json(plan) if plan else None,
         "options": compare.options_of(record) if record else {},
         "environment": environment(record),

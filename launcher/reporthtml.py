@@ -93,7 +93,7 @@ def table(name: str, head: words.Cells, rows: Iterable[words.Cells], kind: str =
 
 
 def cause(run: Mapping[str, Any]) -> str:
-    found = run.get("cause") or ({"text": run["error"]} if run.get("error") else None)
+    found = words.first_error(run)
     if not found or not found.get("text") or run["state"] == "succeeded":
         return ""
     fix = f'<p class="fixline">{text(found["fix"])}</p>' if found.get("fix") else ""

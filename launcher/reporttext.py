@@ -31,6 +31,12 @@ def seen(text: str) -> str:
     return logs.visible(text)
 
 
+def first_error(run: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What failed first, or kept it from starting: its text, and what to do."""
+    error = {"text": run["error"], "fix": run.get("fix")} if run.get("error") else None
+    return run.get("cause") or error
+
+
 def moment(seconds: Any) -> str:
     value = number(seconds)
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(value)) if value is not None else "–"
@@ -280,7 +286,7 @@ def render_markdown(data: Mapping[str, Any]) -> str:
     run = data["run"]
     about = f"Run `{run['run']}` {run['state']}: {escaped(sentence(run))}."
     lines = [f"# {escaped(title(run))}", "", about, ""]
-    cause = run.get("cause")
+    cause = first_error(run)
     if cause and run["state"] != "succeeded":
         lines += [f"**{escaped(seen(cause.get('text') or ''))}**", ""]
         if cause.get("fix"):

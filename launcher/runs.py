@@ -38,6 +38,7 @@ class Found:
     attempt: int = 1  # the newest one that was begun here
     former: tuple[Host, ...] = ()  # hosts that only earlier attempts were on
     unended: tuple[str, ...] = ()  # of those, who may still have something of it
+    never_started: bool = False  # handed in to a service, and on no host yet, or never
 
     @property
     def state(self) -> RunState | None:
@@ -76,6 +77,11 @@ class Found:
 def remembered(recent: int | None = None, like: str = "") -> list[Found]:
     """The runs that were started from here, the latest last; no host is asked. See history.recall."""
     return [found_of(record) for record in history.recall(recent, like)]
+
+
+def unstarted(like: str) -> list[Found]:
+    """Those of which there is nothing but that they were handed in, of this name or with such an id."""
+    return [Found(*about, never_started=True) for about in history.unstarted(like)]
 
 
 def found_of(record: history.Record) -> Found:

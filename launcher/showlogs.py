@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from launcher import fold, history, render, text, watch, watching
+from launcher import fold, history, render, retold, text, watch, watching
 from launcher.agent import Agent
 from launcher.diagnose import Cause, Tails
 from launcher.errors import HostError, InputError, RingctlError
@@ -254,3 +254,14 @@ def finish(outcome: watch.Outcome, look: Look) -> None:
     else:
         for line in (*text.cause_lines(outcome), text.verdict(outcome)):
             print(visible(line), file=sys.stderr)
+
+
+def tell_end(detail: Mapping[str, Any], *, as_json: bool) -> None:
+    """How a run ended that the history or a service tells of, also one that never started. Of one that still
+    waits, why."""
+    outcome = retold.outcome_of(detail, time.time())
+    if not as_json:
+        for line in retold.unstarted_lines(detail):
+            print(visible(line), file=sys.stderr)
+    if detail["state"] != "queued":
+        finish(outcome, Look(as_json=as_json, prefix=True, timestamps=False, tail=None))

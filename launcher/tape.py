@@ -507,12 +507,16 @@ def attempts(run: str) -> list[dict[str, Any]]:
     words = "SELECT * FROM attempts WHERE run = ? ORDER BY attempt"
     rows = history.ask(lambda db: db.execute(words, (run,)).fetchall(), nothing)
     shown = ("attempt", "state", "started", "ended", "world")
-    return [{**{key: row[key] for key in shown}, "cause": cause_of(row["cause"])} for row in rows]
+    causes = [told_cause(json.loads(row["cause"]) if row["cause"] else None) for row in rows]
+    return [
+        {**{key: row[key] for key in shown}, "cause": cause} for row, cause in zip(rows, causes, strict=True)
+    ]
 
 
-def cause_of(text: str | None) -> dict[str, Any] | None:
-    cause = json.loads(text) if text else None
-    return {key: cause.get(key) for key in ("text", "fix", "rank", "host")} if cause else None
+def told_cause(cause: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """A diagnose.Cause, as it is told to others."""
+    told = ("text", "fix", "rank", "host", "lines", "trace", "known")
+    return {key: cause[key] for key in told if key in cause} if cause else None
 
 
 def folded(run: str, attempt: int = 0) -> RunState | None:

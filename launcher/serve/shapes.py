@@ -71,7 +71,21 @@ RANK = {
     "heartbeat_age_s": maybe(NUMBER),
     **dict.fromkeys(("step", "loss", "samples_per_s", "step_ms", "comm_ms", "bytes_sent"), maybe(NUMBER)),
 }
-CAUSE = maybe(obj({"text": TEXT, "fix": TEXT, "rank": maybe(WHOLE), "host": TEXT}))
+FRAME = obj({"file": TEXT, "line": WHOLE, "function": TEXT, "text": TEXT})
+CAUSE = maybe(
+    obj(
+        {
+            "text": TEXT,
+            "fix": TEXT,
+            "rank": maybe(WHOLE),
+            "host": TEXT,
+            "lines": arr(TEXT),  # its last words
+            "trace": arr(FRAME),
+            "known": FLAG,  # false: nothing here says why
+        },
+        required=("text", "fix", "rank", "host"),  # what an older ringctl has written has no others
+    )
+)
 ATTEMPT = {
     "attempt": WHOLE,
     "state": TEXT,
@@ -86,6 +100,8 @@ DETAIL = {
     "ranks": arr(obj(RANK)),
     "attempts": arr(obj(ATTEMPT)),
     "cause": CAUSE,
+    "former": arr(TEXT),  # hosts that only earlier attempts were on
+    "unended": arr(TEXT),  # those of them that may still have ranks of it
     "plan": {"type": ["object", "null"]},
     "options": {"type": "object"},
     "environment": {"type": "object"},

@@ -6,6 +6,7 @@ import http.client
 import http.server
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,15 +19,19 @@ from typing import Any
 import click
 import pytest
 
-from launcher import cli, cli_remote, cli_submit, client
+from launcher import cli, cli_remote, cli_submit, client, history
 from launcher.serve import children
 from tests.launcher.ringctl import RINGCTL, ringctl, wait_for
 from tests.launcher.serve.service import Service, serving
 from tests.launcher.test_terminals import Terminal
 
 SPEAKS = """
-import os, sys, time
+import json, os, sys, time
 n, rank = os.environ["RINGCTL_ATTEMPT"], os.environ["RANK"]
+told = {"epoch": 1, "epochs": 3, "step": 7, "steps": 9, "loss": 0.123456, "accuracy": 0.875, "step_ms": 10.0}
+told |= {"comm_ms": 2.5, "samples_per_s": 1234.5, "bytes_sent": 98765432}
+with open(os.environ["RINGCTL_METRICS"], "a") as file:
+    print(json.dumps(told), file=file)
 print(f"attempt {n} of {rank}"); print(f"\\033[31mer\\033[0mror {n}"); print("aside", file=sys.stderr)
 sys.exit(n == "1")
 """
@@ -62,6 +67,12 @@ def options(command: click.Command) -> set[str]:
     return {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
 
 
+def shown_options(command: click.Command) -> set[str]:
+    """Those that are for users."""
+    hidden = {name for param in command.params if getattr(param, "hidden", False) for name in param.opts}
+    return options(command) - hidden
+
+
 def test_launch_and_submit_take_the_same_options() -> None:
     own = {"--local", "--detach", "-d", "--dry-run", "--commands", "--verbose", "-v"}
     queue = {"--priority", "--after", "--at", "--wait", "-w", "--follow", "-f"}
@@ -82,9 +93,9 @@ def test_every_command_has_a_version_for_services_or_a_sentence() -> None:
         if isinstance(plain, click.Group) and there is not None:
             assert isinstance(there, click.Group)
             for sub, own in plain.commands.items():
-                assert options(own) <= options(there.commands[sub]), f"{name} {sub}"
+                assert shown_options(own) <= options(there.commands[sub]), f"{name} {sub}"
         elif there is not None:
-            assert options(plain) <= options(there), name
+            assert shown_options(plain) <= options(there), name
 
 
 def test_what_a_service_cannot_do_is_said_with_what_to_do(at_the_door: Service) -> None:
@@ -136,9 +147,9 @@ def test_events_and_files_are_as_without_a_service(
     for words in ((), ("--previous",), ("--tail", "3")):
         here = ringctl("logs", run, "--json", *words).stdout.splitlines()
         there = asked(service, "logs", run, "--json", *words).splitlines()
-        kinds = [json.loads(line) for line in there if '"run_finished"' not in line]
-        told = [json.loads(line) for line in here if '"run_finished"' not in line]
-        assert sorted(map(str, kinds)) == sorted(map(str, told)), words
+        assert sorted(str(json.loads(line)) for line in there) == sorted(
+            str(json.loads(line)) for line in here
+        ), words
     followed = [json.loads(line) for line in asked(service, "logs", run, "--json", "--follow").splitlines()]
     assert {"line", "rank_started", "rank_exited", "run_finished"} <= {each["kind"] for each in followed}
     assert at_the_door is service
@@ -151,6 +162,58 @@ def test_events_and_files_are_as_without_a_service(
         "is there already"
         in ringctl("--server", service.url, "logs", run, "--download", str(tmp_path / "there"), code=2).stderr
     )
+
+
+def test_how_a_run_is_and_how_it_ended_is_told_as_without_a_service(
+    spoken: tuple[Service, str], at_the_door: Service
+) -> None:
+    service, run = spoken
+    assert at_the_door is service
+    failed = service.submit(sys.executable, "-c", "def f():\n    raise ValueError('odd')\nf()", name="odd")
+    service.wait_for_state(failed, "failed")
+    for each in (run, failed):
+        for words in (("status", each), ("status", each, "--json"), ("logs", each)):
+            here, there = ringctl(*words), ringctl("--server", service.url, *words)
+            assert timeless(there.stdout) == timeless(here.stdout), words
+            assert there.stderr == here.stderr, words
+    shown = asked(service, "status", run)
+    assert "epoch 1/3  step 7/9  loss 0.123  accuracy 87.5%  2,469 samples/s  communication 25%" in shown
+    assert "LAST SIGN" in shown
+    ended = ringctl("--server", service.url, "logs", failed).stderr
+    assert re.search(r"failed first: .*ValueError: odd\n  at .*\n(.*\n)*run .* failed after [0-9.]+ s", ended)
+
+
+def timeless(shown: str) -> str:
+    """Without how long ago something was: somebody else has looked a moment later."""
+    return re.sub(r"\d+ (s|min) ago +|\"heartbeat_age_s\":[0-9.]+", "", shown)
+
+
+def test_a_run_that_never_started_says_why_with_a_service_and_without(
+    at_the_door: Service, tmp_path: Path
+) -> None:
+    run = at_the_door.submit("true", at=9e9, name="never")
+    wait_for(lambda: "waiting until" in ringctl("status", "never").stdout, "the reason")
+    why = ringctl("stop", run, code=2).stderr
+    assert (f"run {run} waits in the queue" in why, f"ringctl cancel {run}" in why) == (True, True)
+    other = at_the_door.submit("true", at=9e9)
+    for each in (run, other):
+        at_the_door.client().post(f"/api/runs/{each}/cancel")
+    history.mark(run, "failed", error="server9: cannot be reached", fix="is it on?")
+    for server in ((), ("--server", at_the_door.url)):
+        shown = ringctl(*server, "status", "never").stdout
+        assert shown == f"run {run} (never): failed\nserver9: cannot be reached\n  to do: is it on?\n"
+        about = json.loads(ringctl(*server, "status", run, "--json").stdout)
+        assert (about["state"], about["ranks"]) == ("failed", [])
+        ended = f"server9: cannot be reached\n  to do: is it on?\nrun {run} failed\n"
+        assert ringctl(*server, "logs", run).stderr == ended
+        for words in ("stop", "checkpoints"):
+            refused = ringctl(*server, words, run, code=2).stderr
+            assert refused == f"error: run {run} has never started: server9: cannot be reached\n  is it on?\n"
+        assert "**server9: cannot be reached**" in ringctl(*server, "report", run, "--markdown").stdout
+        assert "cancelled" in ringctl(*server, "runs", "diff", "never", other).stdout
+        folder = tmp_path / f"all{len(server)}"
+        ringctl(*server, "runs", "export", run, "--out", f"{folder}/")
+        assert json.loads((folder / f"{run}.jsonl").read_text())["error"] == "server9: cannot be reached"
 
 
 # --- Refusals ------------------------------------------------------------------------------------
@@ -215,9 +278,11 @@ class Lies(http.server.BaseHTTPRequestHandler):
 
     def row(self, state: str = "failed") -> dict[str, Any]:
         words = dict.fromkeys(("name", "user", "waiting", "error", "fix", "watched"), ESCAPE)
-        figures = dict.fromkeys(("accuracy", "parameters_sha256", "started", "submitted", "ended"))
-        about = {"run": self.run, "state": state, "world": 1, "hosts": ["h"], "attempt": 1, "cause": None}
-        return {**words, **figures, **about, "watched": ""}
+        figures = dict.fromkeys(("accuracy", "parameters_sha256", "epoch", "epochs", "steps"))
+        times = {"started": 1.0, "submitted": 1.0, "ended": 2.0}
+        lists = {"hosts": ["h"], **{key: [] for key in ("former", "unended", "attempts", "ranks")}}
+        about = {"run": self.run, "state": state, "world": 1, "attempt": 1, "cause": None, "plan": None}
+        return {**words, **figures, **times, **lists, **about, "watched": ""}
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
@@ -379,7 +444,8 @@ def test_a_launch_is_handed_in_and_followed_and_ctrl_c_stops_it(tmp_path: Path) 
     with serving(slots=1) as service:
         one = started(service, "launch", "--no-prefork", "--name", "one", "--", *script)
         assert one.stdout is not None
-        assert one.stdout.readline() == "[0 here] here\n"
+        plan = "".join(iter(one.stdout.readline, "[0 here] here\n"))
+        assert re.match(r"run .* \(one\): 1 rank on 1 host, .*\ncommand: (.*\n)*HOST .*\nhere .*\n$", plan)
         two = started(service, "submit", "--no-prefork", "--follow", "--name", "two", "--", *script)
         assert two.stderr is not None
         assert "waiting for 1 slot on here" in two.stderr.readline()
@@ -387,7 +453,8 @@ def test_a_launch_is_handed_in_and_followed_and_ctrl_c_stops_it(tmp_path: Path) 
         assert f"run {newest(service)['run']} goes on without us" in two.communicate(timeout=30)[1]
         assert two.returncode == 130
         one.send_signal(signal.SIGINT)
-        assert "stopped" in one.communicate(timeout=60)[1]
+        ended = one.communicate(timeout=60)[0]
+        assert re.search(r"RANK .*\n0 +here +stopped .*\nrun .* stopped after [0-9.]+ s\n$", ended), ended
         assert one.returncode == 130
         service.wait_for_state(newest(service)["run"], "running")
         (tmp_path / "go").touch()
@@ -397,9 +464,9 @@ def test_a_launch_is_handed_in_and_followed_and_ctrl_c_stops_it(tmp_path: Path) 
         os.remove(tmp_path / "go")
         again = started(service, "restart", row["run"])
         assert again.stdout is not None
-        assert again.stdout.readline() == "[0 here] here\n"
+        assert "HOST  RANKS" in "".join(iter(again.stdout.readline, "[0 here] here\n"))
         (tmp_path / "go").touch()
-        assert again.communicate(timeout=60)[0] == ""
+        assert re.fullmatch(r"RANK .*\n0 .*\nrun .* succeeded after .*\n", again.communicate(timeout=60)[0])
         assert again.returncode == 0
 
 
