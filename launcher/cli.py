@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from launcher.model import Plan
     from launcher.render import RunScreen
     from launcher.runs import Found
+    from launcher.watching import Again
 
 
 LATELY = 20  # runs that ps shows
@@ -215,10 +216,10 @@ def launch_and_watch(
     detach: bool,
     as_json: bool,
     screen: RunScreen | None = None,
-    again: str = "",
+    again: Again | None = None,
 ) -> int:
-    """Start the run and, unless it is to go on by itself, show it to its end; the exit code. `again` is the
-    run that is to have another attempt, which nobody else may give it meanwhile."""
+    """Start the run and, unless it is to go on by itself, show it to its end; the exit code. With `again` it
+    is one that is to have another attempt, which nobody else may give it meanwhile."""
     from dataclasses import replace
 
     from launcher import fold, redact, render, restarts, run, watch, watching
@@ -228,14 +229,17 @@ def launch_and_watch(
     screen = screen or render.screen_for(as_json)
     asked = replace(asked, options=replace(asked.options, preflight=preflight))
     try:
-        watches = asked.options.max_restarts > 0 or has_leftovers(again)
-        with watching.Keeper(watches=watches, run=again) as keeper:
-            refuse_late(asked, again)
+        watches = asked.options.max_restarts > 0 or (again is not None and has_leftovers(again.run))
+        with watching.Keeper(watches=watches, again=again) as keeper:
+            if again:
+                refuse_late(asked, again.run)
             try:
                 plan, agents = run.launch(asked, pool(), screen, interrupts, begin=keeper.begin)
             except RingctlError:
                 keeper.give_back()
                 raise
+            if again:
+                again.started()
             if detach and not interrupts.count:
                 show_detached(plan, keeper.hand_over(), as_json, again=asked.options.max_restarts > 0)
                 return 0
@@ -257,21 +261,19 @@ def has_leftovers(run: str) -> bool:
     not."""
     from launcher import history
 
-    record = history.read(run) if run else None
+    record = history.read(run)
     return bool(record and record.unended)
 
 
-def refuse_late(asked: Asked, again: str) -> None:
+def refuse_late(asked: Asked, run: str) -> None:
     """Somebody may have started the run since it was looked at, or forgotten it; from here on nobody does."""
     from launcher import history
 
-    if not again:
-        return
-    record = history.read(again)
+    record = history.read(run)
     if record is None:
-        raise RingctlError(f"run {again} was forgotten by somebody else at this moment (runs prune)")
+        raise RingctlError(f"run {run} was forgotten by somebody else at this moment (runs prune)")
     if record.plan.attempt >= asked.options.attempt:
-        raise RingctlError(f"run {again} was started again by somebody else at this moment")
+        raise RingctlError(f"run {run} was started again by somebody else at this moment")
 
 
 def show_plan(plan: Plan, as_json: bool, commands: bool, verbose: bool) -> None:

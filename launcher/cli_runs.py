@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -42,7 +42,7 @@ def stop(run: str | None, grace: float, as_json: bool, **where: str | None) -> i
         raise InputError("--grace nan: write a number of seconds")
     found = named_run(run, where)
     hosts = inventory_at(where) if found.elsewhere else None
-    ended = end_everywhere(found, grace, hosts.hosts if hosts else ())
+    ended = end_for_good(found, grace, hosts.hosts if hosts else ())
     results = ended.answers
     errors = [result for result in results.values() if isinstance(result, RingctlError)]
     answers = {host: answer for host, answer in results.items() if isinstance(answer, dict)}
@@ -72,7 +72,26 @@ class Ended:
 
     attempt: int  # that its hosts were told to end; it is not started any more, but a later one may be
     answers: dict[str, dict[str, Any] | RingctlError]  # of each host
-    watched: bool  # somebody still watches it
+    watched: bool  # somebody still watches it, or is about to start it
+
+
+def end_for_good(found: Found, grace: float, others: Sequence[Host] = ()) -> Ended:
+    """End the run; also whoever is about to start it again by hand does not."""
+    from launcher import watching
+
+    begins = watching.call_off(found.run)
+    ended = end_everywhere(found, grace, others)
+    if begins and not watching.is_called_off(found.run):
+        ended = replace(ended, watched=True)
+    if ended.watched:
+        click.echo(f"error: {still_there(found.run)}", err=True)
+    return ended
+
+
+def still_there(run: str) -> str:
+    from launcher import watching
+
+    return f"run {run} is still {watching.sentence(run)}; end that process"
 
 
 def end_everywhere(found: Found, grace: float, others: Sequence[Host] = ()) -> Ended:
@@ -91,10 +110,6 @@ def end_everywhere(found: Found, grace: float, others: Sequence[Host] = ()) -> E
     ended = [name for name, answer in results.items() if isinstance(answer, dict) and not answer["left"]]
     history.note_ended(found.run, ended)
     watched = not watching.wait_for_end(found.run, watcher)
-    if watched:
-        click.echo(
-            f"error: run {found.run} is still {watching.sentence(found.run)}; end that process", err=True
-        )
     its = {host.name for host in found.hosts}
     told = {name: answer for name, answer in results.items() if name in its or had_some(answer)}
     unended = {name: results[name] for name in found.unended if name in failed}
@@ -132,19 +147,29 @@ def restart(run: str, world: int | None, grow: bool, i_know: bool, detach: bool,
     On the hosts of its last attempt, unless --world or --grow says otherwise. If it still runs it is stopped
     first. `logs --previous` shows the attempt before.
     """
-    from dataclasses import replace
-
     from launcher import cli, queued, watching
     from launcher.serve import reserving
 
     if world is not None and grow:
         raise InputError("--grow means as many ranks as it was launched with; leave out --world")
-    asked, found = asked_again(run, world, grow, i_know)
-    if not found.is_over or watching.read(found.run):
-        end_before(found, asked)
-        asked, found = asked_again(found.run, world, grow, i_know)
-    asked = replace(asked, rooms={**queued.rooms(found.run), **reserving.rooms(found.run)})
-    return cli.launch_and_watch(asked, preflight=True, detach=detach, as_json=as_json, again=found.run)
+    with watching.Again(known_here(run)) as again:
+        asked, found = asked_again(again.run, world, grow, i_know)
+        if not found.is_over or watching.read(found.run):
+            end_before(found, asked)
+            asked, found = asked_again(found.run, world, grow, i_know)
+        asked = replace(asked, rooms={**queued.rooms(found.run), **reserving.rooms(found.run)})
+        return cli.launch_and_watch(asked, preflight=True, detach=detach, as_json=as_json, again=again)
+
+
+def known_here(reference: str) -> str:
+    """The id of a run that was started from here, before any host is asked."""
+    from launcher import runs
+
+    try:
+        return runs.find_run(reference, runs.remembered(like=reference)).run
+    except InputError:
+        found = named_run(reference, {})
+    raise InputError(f"run {found.run} was not started from here, so its options are not known here")
 
 
 def end_before(found: Found, asked: Asked) -> None:
@@ -152,7 +177,10 @@ def end_before(found: Found, asked: Asked) -> None:
     from launcher import history, restarts
 
     needed = {host.name for host in restarts.needed(asked)}
-    for host, answer in end_everywhere(found, grace=5.0).answers.items():
+    ended = end_everywhere(found, grace=5.0)
+    if ended.watched:
+        raise RingctlError(still_there(found.run))
+    for host, answer in ended.answers.items():
         if not isinstance(answer, RingctlError):
             continue
         if host in needed:
@@ -163,14 +191,12 @@ def end_before(found: Found, asked: Asked) -> None:
 
 def asked_again(run: str, world: int | None, grow: bool, i_know: bool = False) -> tuple[Asked, Found]:
     """What the run's next attempt is to be, and the run as it is; nothing is touched."""
-    from dataclasses import replace
-
     from launcher import ask, history, push, restarts
 
     found = named_run(run, {})
     record = history.read(found.run)
     if record is None:
-        raise InputError(f"run {found.run} was not started from here, so its options are not known here")
+        raise RingctlError(f"run {found.run} was forgotten by somebody else at this moment (runs prune)")
     if record.plan.attempt != found.attempt:
         raise RingctlError(f"run {found.run} was started again by somebody else at this moment")
     before = record.options

@@ -27,7 +27,7 @@ KNOWN = """
     FROM runs"""
 ALL_RUNS = "SELECT run FROM runs UNION SELECT run FROM queue"
 LOGS = ("chunks", "metrics", "series", "positions")
-LOCKS = ("lock", "recording")  # of who starts or watches a run, and of who writes it down
+LOCKS = ("lock", "again", "recording")  # of who starts, watches, restarts a run, and writes it down
 
 
 def chosen(age: float | None, keep: int | None, now: float, *, logs_only: bool = False) -> dict[str, int]:
@@ -48,7 +48,8 @@ def is_over(row: sqlite3.Row, now: float) -> bool:
 
 def is_busy(run: str) -> bool:
     """Whether somebody may start it again, is about to, or is writing it down."""
-    if watching.read(run) is not None or watching.is_watched(run) or reserving.is_held(run):
+    there = watching.is_watched(run) or watching.is_announced(run) or reserving.is_held(run)
+    if there or watching.read(run) is not None:
         return True
     if not (watching.folder() / f"{run}.recording").exists():
         return False

@@ -2,6 +2,8 @@
 
 Both are in ~/.ringctl/watch. Whoever launched the run holds the lock; detached, that is a process of its own.
 When it is killed the file stays and the lock is free: then the next ringctl command has a new one go on.
+
+A `restart` cannot have that lock while somebody watches the attempt that it ends: it has another, see Again.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher import history
-from launcher.errors import RingctlError, StoppedEarly
-from launcher.filelock import LOOK_S, try_lock
+from launcher.errors import NotKept, RingctlError, StoppedEarly
+from launcher.filelock import LOOK_S, is_held, try_lock
 
 BEGIN_S = 20.0  # by then a watcher has said that it is there
 END_S = 30.0  # and by then it has gone, once its run was stopped
@@ -132,19 +134,89 @@ def take(run: str, *, here: bool) -> Book:
     return Book(watch, took_over=bool(before.pid))
 
 
+# --- Starting it again by hand -------------------------------------------------------------------
+
+
+def again_of(run: str) -> Path:
+    """Locked while somebody is about to start the run again; what it says is whether that is still wanted."""
+    return folder() / f"{run}.again"
+
+
+WANTED, CALLED_OFF = b"1", b"0"  # of one length: what is there can be replaced on a full disk, too
+
+
+class Again:
+    """That somebody is about to start a run again: from before it has looked at it, and so before it ends
+    anything, until it has started. Whoever stops the run meanwhile calls that off. The mark of a stop is not
+    enough: it is for who watches the run, and goes with the watcher that is ended for the start."""
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+        self.has_started = False
+        self._held = contextlib.ExitStack()
+
+    def __enter__(self) -> Again:
+        with contextlib.ExitStack() as failing:
+            failing.enter_context(alone(self.run, "again"))
+            try:
+                again_of(self.run).write_bytes(WANTED)
+            except OSError as error:
+                raise NotKept(f"{again_of(self.run)}: cannot be written: {error.strerror}") from None
+            self._held = failing.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+    def started(self) -> None:
+        """From here on a stop finds the new attempt."""
+        self.has_started = True
+        self._held.close()
+
+    def refuse_stopped(self) -> None:
+        if again_of(self.run).read_bytes() != WANTED:
+            raise StoppedEarly(f"somebody has stopped run {self.run} meanwhile: it is not started")
+
+
+def call_off(run: str) -> bool:
+    """Whoever is about to start the run again does not; whether there is somebody. Called before a stop reads
+    which attempt there is, as that is written before it is looked whether it was called off: so either is
+    seen."""
+    with contextlib.suppress(OSError), open(again_of(run), "r+b") as file:
+        file.write(CALLED_OFF)  # where nothing can be written, no start could be written down either
+    return is_announced(run)
+
+
+def is_announced(run: str) -> bool:
+    """Whether somebody is about to start the run again by hand."""
+    return is_held(again_of(run))
+
+
+def is_called_off(run: str) -> bool:
+    """Whether nobody is about to start the run again any more, a while after that was called off."""
+    deadline = time.monotonic() + END_S
+    while is_announced(run):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
 class Keeper:
     """Holds the lock of a run that is started here and, if it `watches`, has somebody go on with it should we
     be killed: from before it is anywhere until it is over, or until somebody else watches it."""
 
-    def __init__(self, *, watches: bool, run: str = "") -> None:
-        self.watches, self.run = watches, run
+    def __init__(self, *, watches: bool, again: Again | None = None) -> None:
+        self.watches, self.again = watches, again
+        self.run = again.run if again else ""
         self.book: Book | None = None
         self._held = contextlib.ExitStack()
 
     def __enter__(self) -> Keeper:
         with contextlib.ExitStack() as failing:
-            if self.run:
+            if self.again:
                 failing.enter_context(alone(self.run))
+                self.again.refuse_stopped()
                 refuse_stopping(self.run)
                 mark_of(self.run).unlink(missing_ok=True)
             self._held = failing.pop_all()
@@ -157,6 +229,8 @@ class Keeper:
 
     def begin(self, run: str) -> None:
         """It is about to be started, or another than the one that was; not if it was stopped meanwhile."""
+        if self.again:
+            self.again.refuse_stopped()
         if run == self.run and mark_of(run).exists():
             raise StoppedEarly(f"somebody has stopped run {run} meanwhile: it is not started")
         if not self.watches:
@@ -216,11 +290,11 @@ def is_file_of(descriptor: int, path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def alone(run: str) -> Iterator[None]:
+def alone(run: str, what: str = "lock") -> Iterator[None]:
     """Nobody else starts this run meanwhile, or watches it. Who only looks holds the lock for a moment."""
     deadline = time.monotonic() + LOOK_S
     while True:
-        with lock(run) as got:
+        with lock(run, what) as got:
             if got:
                 yield
                 return
@@ -376,7 +450,8 @@ def sentence(run: str) -> str:
     """Who watches the run; "" for one that nobody needs to watch."""
     watch = read(run)
     if watch is None:
-        return "being started, or watched, by another ringctl on this machine" if is_watched(run) else ""
+        there = is_watched(run) or is_announced(run)
+        return "being started, or watched, by another ringctl on this machine" if there else ""
     if not is_watched(run):
         return "watched by nobody at the moment; the next ringctl command but this has somebody do it"
     who = "its launch" if watch.here else "a watcher"

@@ -15,14 +15,15 @@ from typing import Any
 
 import pytest
 
-from launcher import ask, cli, history, restarts, watching
-from launcher.errors import RingctlError
+from launcher import ask, cli, history, pruning, restarts, watching
+from launcher.errors import RingctlError, StoppedEarly
 from launcher.hostproc import carriers
 from launcher.model import Host, Inventory
 from launcher.plan import LaunchOptions
 from launcher.watching import Failure
 from tests.launcher.ringctl import (
     RINGCTL,
+    detach,
     events,
     is_alive,
     lines,
@@ -46,6 +47,19 @@ ON_SMALL_DISK = [
     done
     wait $command""",
 ]
+# A restart that has ended the attempt before, and goes on when there is a file.
+ENDS_SLOWLY = """
+import pathlib, time
+from launcher import cli_runs
+end, folder = cli_runs.end_before, pathlib.Path({folder!r})
+def slowly(*args):
+    end(*args)
+    (folder / "ended").touch()
+    until = time.monotonic() + 60
+    while not (folder / "go").exists() and time.monotonic() < until:
+        time.sleep(0.02)
+cli_runs.end_before = slowly
+"""
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a disk")
 OPTIONS = LaunchOptions(run="r", name="", command=("true",), trainer="", max_restarts=3)
 
@@ -373,6 +387,40 @@ def test_of_two_who_restart_at_once_one_does() -> None:
     assert codes in ([0, 0], [0, 1]), said
     assert len(carriers(run)) == 1, "one rank, of one attempt"
     ringctl("stop", run, "--grace", "0")
+
+
+@pytest.mark.parametrize("options", [[], ["--max-restarts", "3"]], ids=["alone", "watched"])
+def test_a_run_that_is_stopped_while_a_restart_ends_it_stays_so(tmp_path: Path, options: list[str]) -> None:
+    run = detach(["sleep", "1000"], world=1, options=options)
+    argv = [*RINGCTL[:-1], ENDS_SLOWLY.format(folder=str(tmp_path)) + RINGCTL[-1]]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*argv, "restart", run, "--detach"], text=True, **pipes) as restart:
+        wait_for(lambda: (tmp_path / "ended").exists(), "the end of the attempt before")
+        assert "by another ringctl" in status(run)["watched"]
+        assert pruning.is_busy(run)
+        stop = start("stop", run)
+        wait_for(lambda: watching.again_of(run).read_bytes() == watching.CALLED_OFF, "the stop")
+        (tmp_path / "go").touch()
+        said = [*stop.communicate(timeout=60), *restart.communicate(timeout=60)]
+    assert (stop.returncode, restart.returncode) == (0, 130), said
+    assert f"somebody has stopped run {run} meanwhile: it is not started" in said[3]
+    assert (state(run)["state"], state(run)["attempt"], history.state_of(run)) == ("stopped", 1, "stopped")
+    assert not carriers(run)
+    ringctl("restart", run, "--detach")
+    assert state(run)["attempt"] == 2, "what was stopped before that is another matter"
+    ringctl("stop", run, "--grace", "0")
+
+
+def test_a_stop_says_so_if_whoever_is_about_to_start_the_run_does_not_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = detach(["sleep", "1000"], world=1)
+    monkeypatch.setattr(watching, "END_S", 0.1)
+    with watching.Again(run) as again:
+        assert cli.cli.main(["stop", run, "--grace", "0"], standalone_mode=False) == 1
+        with pytest.raises(StoppedEarly):
+            again.refuse_stopped()
+    assert cli.cli.main(["stop", run, "--grace", "0"], standalone_mode=False) == 0
 
 
 def test_a_watcher_that_dies_before_the_next_attempt_is_anywhere_is_replaced_and_that_starts() -> None:
