@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +18,15 @@ from launcher.cli_shared import (
     restart_options,
     run_argument,
 )
-from launcher.errors import HostError, InputError, RingctlError
+from launcher.errors import HostError, InputError, RingctlError, StoppedEarly
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from launcher.ask import Asked
     from launcher.model import Host
     from launcher.runs import Found
+    from launcher.watching import Again
 
 # --- stop ----------------------------------------------------------------------------------------
 
@@ -147,17 +149,17 @@ def restart(run: str, world: int | None, grow: bool, i_know: bool, detach: bool,
     On the hosts of its last attempt, unless --world or --grow says otherwise. If it still runs it is stopped
     first. `logs --previous` shows the attempt before.
     """
-    from launcher import cli, queued, watching
-    from launcher.serve import reserving
+    from launcher import cli, watching
 
     if world is not None and grow:
         raise InputError("--grow means as many ranks as it was launched with; leave out --world")
-    with watching.Again(known_here(run)) as again:
+    with watching.Again(known_here(run)) as again, contextlib.ExitStack() as telling:
         asked, found = asked_again(again.run, world, grow, i_know)
         if not found.is_over or watching.read(found.run):
+            look_before(found, asked)
+            telling.enter_context(telling_what_ended(found, again))
             end_before(found, asked)
             asked, found = asked_again(found.run, world, grow, i_know)
-        asked = replace(asked, rooms={**queued.rooms(found.run), **reserving.rooms(found.run)})
         return cli.launch_and_watch(asked, preflight=True, detach=detach, as_json=as_json, again=again)
 
 
@@ -170,6 +172,38 @@ def known_here(reference: str) -> str:
     except InputError:
         found = named_run(reference, {})
     raise InputError(f"run {found.run} was not started from here, so its options are not known here")
+
+
+def look_before(found: Found, asked: Asked) -> None:
+    """What goes on is ended only for a start that its hosts, and this machine, have room for."""
+    from launcher import run
+
+    known = {host.name for host in (*found.hosts, *found.former)}
+    try:
+        run.could_start_again(asked, pool(), known)
+    except RingctlError as error:
+        error.message += f"; attempt {found.attempt} is as it was"
+        raise
+
+
+@contextlib.contextmanager
+def telling_what_ended(found: Found, again: Again) -> Iterator[None]:
+    """Whatever keeps the run from starting from here on: it does not go on as it did before."""
+    words, fix = f"attempt {found.attempt} was ended for it", f"to go on: ringctl restart {found.run}"
+    try:
+        yield
+    except StoppedEarly:
+        raise  # which is what somebody wanted
+    except RingctlError as error:
+        if not again.has_started:
+            error.message += f"; {words}"
+            error.fix = error.fix or fix
+        raise
+    except KeyboardInterrupt:
+        click.echo(f"interrupted; {words}\n  {fix}", err=True)
+        raise
+    if not again.has_started:  # an interrupted launch has said so
+        click.echo(f"{words}\n  {fix}", err=True)
 
 
 def end_before(found: Found, asked: Asked) -> None:
@@ -191,7 +225,8 @@ def end_before(found: Found, asked: Asked) -> None:
 
 def asked_again(run: str, world: int | None, grow: bool, i_know: bool = False) -> tuple[Asked, Found]:
     """What the run's next attempt is to be, and the run as it is; nothing is touched."""
-    from launcher import ask, history, push, restarts
+    from launcher import ask, history, push, queued, restarts
+    from launcher.serve import reserving
 
     found = named_run(run, {})
     record = history.read(found.run)
@@ -211,6 +246,7 @@ def asked_again(run: str, world: int | None, grow: bool, i_know: bool = False) -
         asked = restarts.same_world(asked, record.plan, record.hosts)
     else:
         asked = restarts.other_world(asked, world)
+    asked = replace(asked, rooms={**queued.rooms(found.run), **reserving.rooms(found.run)})
     return on_hosts_that_answer(asked, as_before=world is None), found
 
 

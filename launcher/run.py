@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -63,16 +63,22 @@ def prepare(
     snapshot: Snapshot | None = None,
     *,
     preflight: bool = False,
+    ending: str = "",
 ) -> Prepared:
     """Ask the hosts for their facts and make the plan; nothing is changed anywhere. With `preflight` they are
-    asked for all that could go wrong, and PreflightError says what would."""
+    asked for all that could go wrong, and PreflightError says what would. What the run `ending` has is free
+    by then."""
     placed = place(inventory, options.world)
     agents = agents_for([host for host, _ in placed], pool)
     code = snapshot.about() if snapshot else None
-    checked = examine(inventory, options, agents, code, figures=False, stay=True) if preflight else None
+    checked = (
+        examine(inventory, options, agents, code, figures=False, stay=True, ending=ending)
+        if preflight
+        else None
+    )
     survey = checked.survey if checked else surveys.for_plan(agents, code)
     try:
-        if checked:
+        if checked and not ending:  # else that of the attempt that goes on still counts
             note_checked(options.run, checked)
         succeeded({**survey.facts, **survey.errors})
         if checked:
@@ -83,6 +89,27 @@ def prepare(
             conversation.close()
         raise
     return Prepared(plan, agents, dict(survey.lacking), checked, survey.open)
+
+
+def could_start_again(asked: Asked, pool: Pool, known: Container[str]) -> None:
+    """Raise what would keep the run from starting again, as far as that can be told while the attempt before
+    goes on; nothing is changed anywhere. Hosts that are not `known` have not had its code yet."""
+    history.need_room()
+    options, snapshot = asked.options, asked.snapshot
+    if snapshot is None and options.code:
+        snapshot = Snapshot("", (), options.code)  # whose files nobody here has any more
+    hosts = chosen_hosts(asked.inventory, None, ",".join(options.left_out) or None)
+    ready = prepare(hosts, options, pool, snapshot, preflight=True, ending=options.run)
+    try:
+        for name, told in ready.lacking.items():
+            if asked.snapshot is None and name not in known and not told.get("have"):
+                words = "it has not had the run's code, and what is here has changed since"
+                raise HostError(name, words, fix="put the folder back as it was, or launch it anew")
+        if asked.rooms:
+            for conversation in claim(ready.plan, ready.agents, ready.open, asked.rooms).values():
+                conversation.close()
+    finally:
+        ready.close()
 
 
 def note_checked(run: str, checked: Examined) -> None:

@@ -86,9 +86,10 @@ def examine(
     deep: bool = False,
     figures: bool = True,
     stay: bool = False,
+    ending: str = "",
 ) -> Examined:
     """Ask all hosts that the run would use, and judge; with `figures`, also how fast the ways are. With
-    `stay`, the conversations stay open, to start it in."""
+    `stay`, the conversations stay open, to start it in. What the run `ending` has is free by then."""
     placed = place(inventory, options.world)
     need = Need(
         command=kind_of(options.command),
@@ -100,6 +101,7 @@ def examine(
         i_know=options.i_know,
         shared=options.shared,
         figures=figures,
+        ending=ending,
     )
     survey = take(agents, inventory, need, code, stay=stay)
     hosts = tuple(host for host, _ in placed)

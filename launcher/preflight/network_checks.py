@@ -260,7 +260,7 @@ def mtu_of(facts: Facts) -> int:
 
 def port_used(view: View) -> Iterator[Finding]:
     port = view.facts.port
-    if port and not port.free:
+    if port and not port.free and (not port.run or port.run != view.need.ending):
         fix = f"ringctl stop {port.run}" if port.run else fixes.OTHER_PORT
         whose = f"{port.owner}, of run {port.run}" if port.run else port.owner
         yield blocker(f"port {port.port} is taken by {whose}", "a free master port", fix)

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from launcher import ask, cli, history, pruning, restarts, watching
+from launcher import ask, cli, cli_runs, history, pruning, restarts, watching
 from launcher.errors import RingctlError, StoppedEarly
 from launcher.hostproc import carriers
 from launcher.model import Host, Inventory
 from launcher.plan import LaunchOptions
+from launcher.runs import Found
 from launcher.watching import Failure
 from tests.launcher.ringctl import (
     RINGCTL,
@@ -387,6 +388,70 @@ def test_of_two_who_restart_at_once_one_does() -> None:
     assert codes in ([0, 0], [0, 1]), said
     assert len(carriers(run)) == 1, "one rank, of one attempt"
     ringctl("stop", run, "--grace", "0")
+
+
+def test_a_run_is_not_ended_for_a_restart_that_its_host_is_not_fit_for(tmp_path: Path) -> None:
+    """But that the run itself has the port is no reason."""
+    python, port = tmp_path / "python", str(free_port())
+    python.symlink_to(sys.executable)
+    about = f"hosts: [{{name: here, local: true, env: {{python: {python}}}}}]"
+    (tmp_path / "hosts.yaml").write_text(about)
+    listen = f"import socket; s = socket.create_server(('', {port})); print('there', flush=True); s.accept()"
+    options = ["--hosts", str(tmp_path / "hosts.yaml"), "--master-port", port, "--max-restarts", "3"]
+    command = ["--", sys.executable, "-c", listen]
+    run = json.loads(ringctl("launch", *options, "--no-prefork", "--detach", "--json", *command).stdout)[
+        "run"
+    ]
+    wait_for(lambda: "there" in lines(events(run), 0), "the port to be taken")
+    python.rename(tmp_path / "elsewhere")
+    said = ringctl("restart", run, "--detach", code=3).stderr
+    assert "nothing was started; attempt 1 is as it was" in said
+    assert "(env_missing)" in said
+    assert "(port_used)" not in said
+    assert (state(run)["state"], state(run)["attempt"]) == ("running", 1)
+    assert "watched by a watcher" in status(run)["watched"]
+    ringctl("stop", run, "--grace", "0")
+
+
+@as_root
+def test_a_run_is_not_ended_for_a_restart_that_cannot_be_written_down(tmp_path: Path) -> None:
+    run = detach(["sleep", "1000"], world=1, options=["--max-restarts", "3"])
+    disk = tmp_path / "full"
+    disk.mkdir(mode=0o700)
+    full = """mount -t tmpfs -o size=64k,mode=700 tmpfs "$0" && ln -s "$RINGCTL_HOME"/* "$0"
+        dd if=/dev/zero of="$0/filler" bs=4k 2>/dev/null
+        RINGCTL_HOME="$0" exec "$@" """
+    command = ["unshare", "-m", "sh", "-c", full, str(disk), *RINGCTL, "restart", run, "--detach"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done
+    assert "No space left on device; attempt 1 is as it was" in done.stderr
+    assert (state(run)["state"], state(run)["attempt"]) == ("running", 1)
+    ringctl("stop", run, "--grace", "0")
+
+
+def test_a_restart_that_fails_after_all_says_what_it_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    run = detach(["sleep", "1000"], world=1)
+    monkeypatch.chdir(tmp_path)
+    folder.rename(tmp_path / "elsewhere")
+    said = ringctl("restart", run, "--detach", code=1).stderr
+    assert f"there is no folder {folder}; nothing was left running; attempt 1 was ended for it" in said
+    assert f"to go on: ringctl restart {run}" in said
+
+
+def test_a_restart_that_is_interrupted_says_what_it_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    found, again = Found("r", "", (), 0.0, attempt=4), watching.Again("r")
+    with contextlib.suppress(KeyboardInterrupt), cli_runs.telling_what_ended(found, again):
+        raise KeyboardInterrupt
+    assert "attempt 4 was ended for it\n  to go on: ringctl restart r" in capsys.readouterr().err
+    again.started()
+    with cli_runs.telling_what_ended(found, again):
+        pass
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("options", [[], ["--max-restarts", "3"]], ids=["alone", "watched"])

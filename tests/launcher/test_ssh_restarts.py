@@ -283,6 +283,18 @@ def test_a_run_goes_on_without_a_host_that_was_lost_and_takes_it_in_again(
     ringctl("stop", run, "--grace", "0")
 
 
+def test_a_run_is_not_ended_for_a_host_that_could_not_have_its_code(cluster: Hosts) -> None:
+    inventory(cluster, only=TWO)
+    run = detached("--world", "1", *program())["run"]
+    Path("steps.py").write_text("changed")
+    said = ringctl("restart", run, "--world", "2", "--detach", code=4).stderr
+    assert (
+        "server2: it has not had the run's code, and what is here has changed since; attempt 1 is as" in said
+    )
+    assert host_state(cluster, "server1", run)["state"] == "running"
+    ringctl("stop", run, "--grace", "0")
+
+
 def test_what_a_host_said_while_it_was_cut_off_is_shown_by_the_launch_once_it_is_back(cluster: Hosts) -> None:
     inventory(cluster, only=TWO)
     Path("steps.py").write_text(LAST_WORDS + STEPS)
