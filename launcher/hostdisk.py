@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 
 from launcher.hostproc import start_time
 
@@ -82,6 +83,25 @@ def write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
+
+
+def open_plain(path: str, flags: int = os.O_RDONLY) -> int:
+    """A file where ranks may have put anything under its name: what is no plain file, such as a FIFO, which
+    it would wait at, is an OSError."""
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise OSError(errno.EINVAL, "it is no plain file", path)
+
+
+def read_plain(path: str, offset: int = 0) -> bytes:
+    """What such a file has from there on, up to READ_BYTES."""
+    fd = open_plain(path)
+    try:
+        return os.pread(fd, READ_BYTES, offset)
+    finally:
+        os.close(fd)
 
 
 def read_json(path: str) -> dict[str, Any] | None:

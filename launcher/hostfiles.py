@@ -87,7 +87,11 @@ def open_file(base: str, path: str) -> int:
     real = below(base, path)
     if not SENT.fullmatch(path) or not real or about(base, path) is None:
         raise Refused(f"there is no file {path[:100]} of the run on this host")
-    # Should it be no plain file any more, opening it does not wait.
+    return opened(real)
+
+
+def opened(real: str) -> int:
+    """Should it be no plain file any more, opening it does not wait."""
     return os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
@@ -136,7 +140,7 @@ def step_in(base: str, name: str) -> dict[str, Any]:
 def manifest_in(path: str, step: int, rank: int) -> dict[str, Any] | None:
     """Of a manifest what is wanted; None if it is damaged, or that of something else."""
     try:
-        with open(path, "rb") as file:
+        with os.fdopen(opened(path), "rb") as file:
             told = json.loads(file.read(MANIFEST_BYTES))
         files = {
             str(name): {"bytes": int(of["bytes"]), "sha256": str(of["sha256"])}

@@ -6,7 +6,7 @@ import json
 import os
 import re
 
-from launcher.hostdisk import READ_BYTES
+from launcher.hostdisk import READ_BYTES, read_plain
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
@@ -102,9 +102,7 @@ class MetricsTail:
     def read(self) -> list[dict[str, Any]]:
         """The records added since the last call; what is not a JSON object is left out."""
         try:
-            with open(self.path, "rb") as f:
-                f.seek(self.offset)
-                data = f.read(READ_BYTES)
+            data = read_plain(self.path, self.offset)
         except OSError:
             return []
         whole = data[: data.rfind(b"\n") + 1]

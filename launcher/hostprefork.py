@@ -175,6 +175,7 @@ def register_stacks(metrics: str) -> None:
     import faulthandler
 
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK  # whatever the attempt before has put there
     try:
         fd = os.open(stack_file(metrics), flags, 0o600)
     except OSError:

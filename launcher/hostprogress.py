@@ -7,7 +7,7 @@ import re
 import signal
 import time
 
-from launcher.hostdisk import READ_BYTES
+from launcher.hostdisk import open_plain, read_plain
 from launcher.hostprefork import STACK_SIGNAL, stack_file
 from launcher.hostproc import alive, catches, cpu_and_state, send
 from launcher.hostruns import read_state
@@ -32,10 +32,7 @@ class Progress:
     """When a rank last got on, by its steps if it tells them, else by what it prints."""
 
     def __init__(self, patience: str) -> None:
-        try:
-            self.least = float(patience or WATCHDOG_S)
-        except ValueError:
-            self.least = WATCHDOG_S
+        self.least = float(patience or WATCHDOG_S)
         self.at = time.monotonic()
         self.usual = 0.0  # seconds between two signs of progress, over the last few
         self.signs = 0
@@ -89,9 +86,26 @@ def main_stack(dump: str) -> list[tuple[str, int, str]]:
 
 
 def source_line(path: str, number: int) -> str:
-    import linecache
+    """A line of a file that a rank has named: "" if there is none."""
+    try:
+        lines = read_plain(path).decode(errors="replace").split("\n")
+    except (OSError, ValueError):
+        return ""
+    return lines[number - 1].strip()[:160] if 0 < number <= len(lines) else ""
 
-    return linecache.getline(path, number).strip()[:160]
+
+def empty_stack(path: str) -> bool:
+    """Whether there is a file that a rank writes its stack to, which has nothing in it now. What somebody has
+    put there in its place is left as it is."""
+    try:
+        fd = open_plain(path, os.O_WRONLY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        os.ftruncate(fd, 0)
+    finally:
+        os.close(fd)
+    return True
 
 
 class Stacks:
@@ -127,8 +141,7 @@ class Stacks:
         for rank in ranks:
             rank.ticks = cpu_and_state(rank.pid)[0]
             path = stack_file(rank.metrics.path)
-            if os.path.exists(path) and catches(rank.pid, STACK_SIGNAL):
-                os.truncate(path, 0)
+            if catches(rank.pid, STACK_SIGNAL) and empty_stack(path):
                 send(rank.pid, STACK_SIGNAL)
 
     def note(self, ranks: list[Rank]) -> None:
@@ -138,8 +151,8 @@ class Stacks:
                 continue
             ticks, state = cpu_and_state(rank.pid)
             try:
-                with open(stack_file(rank.metrics.path), errors="replace") as f:
-                    stack = main_stack(f.read(READ_BYTES))
+                dump = read_plain(stack_file(rank.metrics.path))
+                stack = main_stack(dump.decode(errors="replace"))
             except OSError:
                 stack = []
             frames = [[path, line, name, source_line(path, line)] for path, line, name in stack]

@@ -320,6 +320,52 @@ def test_what_a_rank_left_behind_may_write_metrics_for_ever_and_the_run_ends() -
     assert launch(["sh", "-c", flood], world=1)[-1]["state"] == "succeeded"
 
 
+def test_whatever_ranks_put_in_place_of_their_files_their_supervisor_goes_on(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.write_text("kept")
+    program = script(
+        tmp_path,
+        f"""
+        import os
+
+        metrics, rank = os.environ["RINGCTL_METRICS"], os.environ["RANK"]
+        stacks, fifo = metrics + ".stacks", metrics + ".fifo"
+        if rank == "0":
+            os.mkfifo(metrics)
+        elif rank == "1":
+            os.symlink("/dev/zero", metrics)
+            os.unlink(stacks)
+            os.mkdir(stacks)
+        elif rank == "2":
+            os.unlink(stacks)
+            os.symlink({str(theirs)!r}, stacks)
+        else:
+            os.mkfifo(fifo)
+        print("ready", flush=True)
+        sleep = "import time; time.sleep(600)"
+        exec(compile(sleep, fifo if rank == "3" else "here", "exec"))
+        """,
+    )
+    run = detach(["python", program], world=4)
+    wait_for(lambda: sum(event.get("text") == "ready" for event in events(run)) == 4, "all ranks")
+    supervisor = state(run)["hostd"]["pid"]
+
+    def looked_at() -> dict[int, Any]:
+        """Where the ranks are, from what they have written by now."""
+        before = len(events(run))
+        os.kill(supervisor, signal.SIGUSR1)
+        wait_for(
+            lambda: sum(event["kind"] == "stack" for event in events(run)[before:]) == 4, "a look at all"
+        )
+        return {event["rank"]: event["frames"] for event in events(run)[before:] if event["kind"] == "stack"}
+
+    assert wait_for(lambda: any(path.endswith(".fifo") for path, *_ in looked_at()[3]), "the rank's own file")
+    assert wait_for(lambda: (seen := looked_at())[0] and not seen[1] and not seen[2], "those of the others")
+    ringctl("stop", run, "--grace", "0")
+    assert wait_until_final(run)["state"] == "stopped"
+    assert theirs.read_text() == "kept"
+
+
 def test_three_hundred_ranks_are_not_too_many_and_the_first_is_heard_before_the_last_starts() -> None:
     events = launch(["sh", "-c", "echo $RANK"], world=300)
     said = [event["rank"] for event in events if event["kind"] in ("line", "rank_started")]
