@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from launcher import ask, fold, history, runs
@@ -71,12 +71,21 @@ def delay(options: LaunchOptions, failures: Sequence[Failure]) -> float:
     return float(min(longest, options.restart_delay * 2 ** (min(len(failures), 20) - 1)))
 
 
-def without(inventory: Inventory, options: LaunchOptions, away: Mapping[str, str]) -> LaunchOptions:
-    """The options with which the run goes on without these hosts; raises if too few ranks would be left."""
+def without(
+    inventory: Inventory, options: LaunchOptions, away: Mapping[str, str], back: Collection[str] = ()
+) -> LaunchOptions:
+    """The options with which the run goes on without these hosts. If too few ranks would be left, with those
+    that were left out and are `back`; raises if these are too few, too."""
     left_out = options.left_out | away.keys()
-    hosts = [host for host in inventory.hosts if host.name not in left_out]
     full = options.full_world or world_of(inventory, options)
-    world = min(options.world or full, sum(host.slots for host in hosts))
+
+    def world_without(names: Collection[str]) -> int:
+        slots = sum(host.slots for host in inventory.hosts if host.name not in names)
+        return min(options.world or full, slots)
+
+    if world_without(left_out) < (options.min_world or 0):
+        left_out -= set(back)
+    world = world_without(left_out)
     if options.min_world is None or world < options.min_world:
         least = f", and --min-world is {options.min_world}" if options.min_world else ""
         raise HostError(
@@ -394,8 +403,12 @@ def again(
     lacking = {name: why for name, why in unasked.items() if name in needed}
     options = replace(ask.again(record.options if record else asked.options), attempt=attempt + 1)
     if lacking and options.min_world is not None:
-        options = without(asked.inventory, with_code(asked, options, hosts), lacking)
+        before = with_code(asked, options, hosts)
+        back = {host.name for host in hosts} - unasked.keys()
+        options = without(asked.inventory, before, lacking, back)
         names = ", ".join(f"{host} ({why})" for host, why in lacking.items())
+        taken_in = ", ".join(sorted(before.left_out - options.left_out))
+        names += f", and with {taken_in} again" if taken_in else ""
         screen.note(f"going on with {options.world} of {options.full_world} ranks, without {names}")
     return launch(replace(asked, options=options), pool, screen, interrupts, automatic=True)
 

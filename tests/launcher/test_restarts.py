@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from launcher import ask, cli, cli_runs, history, pruning, restarts, watching
-from launcher.errors import RingctlError, StoppedEarly
+from launcher.errors import HostError, RingctlError, StoppedEarly
 from launcher.hostproc import carriers
 from launcher.model import Host, Inventory
 from launcher.plan import LaunchOptions
@@ -136,6 +136,16 @@ def test_each_wait_is_twice_as_long_up_to_a_minute() -> None:
 
 
 HOSTS = Inventory(tuple(Host(f"s{n}", f"10.0.0.{n}") for n in range(1, 5)), "s1")
+
+
+def test_a_host_that_was_left_out_and_is_back_is_taken_in_before_too_few_are_left() -> None:
+    shrunk = replace(OPTIONS, min_world=3, world=3, full_world=4, left_out=frozenset({"s4"}))
+    again = restarts.without(HOSTS, shrunk, {"s3": "no route"}, back={"s1", "s2", "s4"})
+    assert (again.world, again.full_world, again.left_out) == (3, 4, {"s3"})
+    with pytest.raises(HostError, match="2 ranks are left"):
+        restarts.without(HOSTS, shrunk, {"s3": "no route"}, back={"s1", "s2"})
+    enough = restarts.without(HOSTS, replace(shrunk, min_world=2), {"s3": "no route"}, back={"s4"})
+    assert enough.left_out == {"s3", "s4"}, "it is taken in by hand, or if it has to be"
 
 
 def test_without_a_host_the_run_has_fewer_ranks_but_remembers_how_many_it_had() -> None:
