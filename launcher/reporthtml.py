@@ -27,6 +27,7 @@ IMPORT = re.compile(r"^import .*? from \"\./[a-z]+\.js\";\n", re.M)
 EXPORT = re.compile(r"^export (?=(?:const|function|class|async) )", re.M)
 IN_SCRIPT = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 CURVES = ("rank", "attempt", "step", "time", "loss", "accuracy", "samples_per_s", "step_ms", "comm_ms")
+LONG_WORD = 20
 DRAWN = ("run", "name", "state", "steps", "ranks", "links", "preflight")
 
 
@@ -74,10 +75,15 @@ def text(value: str) -> str:
     return html.escape(words.seen(value))
 
 
+def length(cell: str) -> str:
+    """A word is broken only if it is longer than words are: a path, or a sum."""
+    return ' class="long"' if any(len(word) > LONG_WORD for word in cell.split()) else ""
+
+
 def table(name: str, head: words.Cells, rows: Iterable[words.Cells], kind: str = "", said: str = "") -> str:
     def row(cells: Sequence[str], tag: str, scope: str) -> str:
         first, *rest = cells
-        inside = "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in rest)
+        inside = "".join(f"<{tag}{length(cell)}>{html.escape(cell)}</{tag}>" for cell in rest)
         return f'<tr><th scope="{scope}">{html.escape(first)}</th>{inside}</tr>'
 
     made = [row(cells, "td", "row") for cells in rows]

@@ -100,8 +100,14 @@ def results(run: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def options(run: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What was asked for; what hosts have in common once."""
     given = (run.get("options") or {}).items()
-    return [(seen(str(key)), figure(value)) for key, value in given if value not in (None, "", [], {})]
+    known = [(seen(str(key)), value) for key, value in given if value not in (None, "", [], {})]
+    return [(key, listed(value) if isinstance(value, list) else figure(value)) for key, value in known]
+
+
+def listed(values: Sequence[Any]) -> str:
+    return ", ".join(dict.fromkeys(figure(value) for value in values))
 
 
 def environment(run: Mapping[str, Any]) -> tuple[Cells, list[Cells]]:

@@ -171,6 +171,21 @@ def test_a_markdown_report_says_what_came_out(part: str) -> None:
     assert part in reporttext.render_markdown(example(accuracy=0.25))
 
 
+def test_what_the_hosts_of_a_run_share_is_told_once_and_as_it_is() -> None:
+    options = {"environment": ["python /opt/my env/bin/python"] * 2, "hosts": ["a", "b"], "--lr": "0.1"}
+    assert reporttext.options({"options": options}) == [
+        ("environment", "python /opt/my env/bin/python"),
+        ("hosts", "a, b"),
+        ("--lr", "0.1"),
+    ]
+
+
+def test_only_what_is_longer_than_a_word_may_be_broken_anywhere() -> None:
+    text = reporthtml.render_html(example(options={"state": "exit code 1, failed", "sum": "ab" * 32}))
+    assert "<td>exit code 1, failed</td>" in text
+    assert f'<td class="long">{"ab" * 32}</td>' in text
+
+
 def test_a_run_of_which_nothing_is_known_has_a_report() -> None:
     run = {"run": "20261117-024918-8a96", "state": "queued", "world": 2}
     data = {**example(), "run": run, "metrics": {"series": []}, "log": {"lines": [], "more": False}}
