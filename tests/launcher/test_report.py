@@ -15,7 +15,7 @@ import pytest
 
 from launcher import cli_init, cli_report, reporthtml, reporttext
 from tests.launcher.ringctl import launch, ringctl
-from tests.launcher.serve.browser import browsing, needs_chromium
+from tests.launcher.serve.browser import browsing, needs_chromium, skipped_headings
 
 MARKUP = "</script><script>window.hit=1</script><img src=x onerror=hit()> ]]> <!-- &amp;"
 HOSTILE = f"{MARKUP} \u2028\u202e \x1b[31m\x00 \udc80 ``` | a\\\\| \nnext"
@@ -243,6 +243,7 @@ def test_a_report_opens_in_a_browser_without_any_request_or_complaint(tmp_path: 
         assert browser.complaints() == []
         assert browser.script("return window.hit") is None
         assert browser.all("svg.ring .knot")
+        assert skipped_headings(browser) == []
         browser.size(390, 844, dark=True)
         assert browser.script("return document.documentElement.scrollWidth <= innerWidth"), (
             "wider than a phone"

@@ -14,7 +14,7 @@ const numbers = new Measured(told.metrics);
 if (numbers.lists.size) {
   const drawn = new Curves();
   drawn.draw(numbers);
-  put(document.getElementById("curves"), drawn.element);
+  put(document.getElementById("curves"), h("h2", { class: "unseen" }, "Curves"), drawn.element);
 }
 const sides = [];
 if (numbers.recent().length) {
@@ -27,7 +27,7 @@ if (told.run.ranks?.length > 1) {
   round.draw({ ...told.run, state: "succeeded" }); // a file stands still
   sides.push(round.element);
 }
-put(document.getElementById("pair"), sides);
+put(document.getElementById("pair"), sides.length ? h("h2", { class: "unseen" }, "Ranks and links") : null, sides);
 if (told.run.preflight) {
   const place = document.getElementById("preflight");
   put(place.lastElementChild, h("div", null, preflightParts(told.run.preflight)));

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import itertools
 import os
 import shutil
 import socket
@@ -213,6 +214,17 @@ def curve(browser: Browser) -> str:
     return str(
         browser.script("return document.querySelector('svg.curves path.line')?.getAttribute('d') ?? ''")
     )
+
+
+def skipped_headings(browser: Browser) -> list[str]:
+    """Those that are more than a level below the one before, so that whoever hears the page misses one."""
+    found = browser.script(
+        "return [...document.querySelectorAll('main :is(h1, h2, h3, h4)')]"
+        ".filter((it) => it.checkVisibility()).map((it) => it.tagName + ' ' + it.textContent)"
+    )
+    levels = [int(words[1]) for words in found]
+    steps = itertools.pairwise([0, *levels])
+    return [words for words, (before, now) in zip(found, steps, strict=True) if now > before + 1]
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.launcher.ringctl import ringctl
-from tests.launcher.serve.browser import Browser, browsing, curve, needs_chromium, quiet_network
+from tests.launcher.serve.browser import Browser, browsing, curve, needs_chromium, quiet_network, skipped_headings
 from tests.launcher.serve.service import Service, serving
 
 pytestmark = needs_chromium
@@ -291,6 +291,7 @@ def test_every_screen_fits_a_phone_has_names_for_all_and_no_complaint(
     assert browser.script("return document.documentElement.scrollWidth - innerWidth") <= 0
     assert browser.script(UNNAMED) == []
     assert len(browser.all("main h1")) == 1
+    assert skipped_headings(browser) == []
     assert browser.complaints() == []
     browser.size(1360, 900)
 

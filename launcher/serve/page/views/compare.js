@@ -61,7 +61,7 @@ export function compareView(place, { query }) {
     });
     const logBox = h("input", { type: "checkbox", onchange: () => draw(logBox.checked) });
     draw(false);
-    return h("section", { class: "curveset", "aria-label": "Curves" }, h("div", { class: "charttools" },
+    return h("section", { class: "curveset", "aria-label": "Curves" }, h("h2", { class: "unseen" }, "Curves"), h("div", { class: "charttools" },
       h("label", { class: "tickbox" }, h("input", { type: "checkbox", onchange: (event) => { smoothed = event.target.checked; draw(logBox.checked); } }), "Smooth"),
       h("label", { class: "tickbox" }, logBox, "Log scale of the loss")), h("div", { class: "charts" }, made.map((one) => one.chart.element)));
   }

@@ -44,7 +44,7 @@ export function runView(place, { run: id, query }) {
     parts.panel.setAttribute("aria-labelledby", `tab-${name}`);
     note({ tab: name === "overview" ? "" : name, ...Object.fromEntries(OF_LOG.map((one) => [one, more[one] ?? ""])) });
     shown = panels[name](more);
-    put(parts.panel, shown.element);
+    put(parts.panel, h("h2", { class: "unseen" }, TABS.find(([one]) => one === name)[1]), shown.element);
     tabs.querySelector(`#tab-${name}`).scrollIntoView?.({ block: "nearest", inline: "nearest" });
   }
 
