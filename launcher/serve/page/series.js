@@ -100,7 +100,8 @@ export function median(values) {
   return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
 }
 
-/** Ranks report at steps of their own: what falls into the same few steps is taken together. */
+/** Ranks report at steps of their own: what falls into the same few steps is taken together. Of a rank that has not come
+ * so far, what it said last counts: the newest point would else be that of the quickest rank alone. */
 function mean(curves, sum) {
   if (curves.length === 0) return { x: [], y: [], low: [], high: [] };
   if (curves.length === 1) return { x: curves[0].x, y: curves[0].y, low: [], high: [] };
@@ -115,11 +116,11 @@ function mean(curves, sum) {
     mine.x += x; mine.y += curve.y[at]; mine.count += 1;
     bins.get(bin).set(of, mine);
   }));
-  const made = { x: [], y: [], low: [], high: [] };
+  const made = { x: [], y: [], low: [], high: [] }, told = new Map();
   for (const bin of [...bins.keys()].sort((a, b) => a - b)) {
-    const values = [...bins.get(bin).values()], ys = values.map((one) => one.y / one.count);
-    const factor = sum ? curves.length : 1;
-    made.x.push(average(values.map((one) => one.x / one.count)));
+    for (const [of, one] of bins.get(bin)) told.set(of, one.y / one.count);
+    const ys = [...told.values()], factor = sum ? curves.length : 1;
+    made.x.push(average([...bins.get(bin).values()].map((one) => one.x / one.count)));
     made.y.push(factor * average(ys));
     made.low.push(factor * Math.min(...ys));
     made.high.push(factor * Math.max(...ys));

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests.launcher.ringctl import ringctl
-from tests.launcher.serve.browser import Browser, browsing, curve, needs_chromium, quiet_network, skipped_headings
+from tests.launcher.serve.browser import (
+    Browser,
+    browsing,
+    curve,
+    needs_chromium,
+    quiet_network,
+    skipped_headings,
+)
 from tests.launcher.serve.service import Service, serving
 
 pytestmark = needs_chromium
@@ -83,6 +90,15 @@ window.fetch = async (where, ...more) => {
   return answer;
 };
 """
+MEANS = """
+const [series, key] = arguments;
+return import("/page/series.js").then(({ Measured }) => new Measured({ series }).means(key, true));
+"""
+BOXES = 'return import("/page/views/hosts.js").then(({ boxes }) => boxes(...arguments));'
+OVERFLOWING = """
+return [...document.querySelectorAll("main th, main td")]
+  .filter((cell) => cell.scrollWidth > cell.clientWidth + 1).map((cell) => cell.textContent);
+"""
 AXIS = """
 const [y] = arguments;
 return import("/page/charts.js").then(({ LineChart, ticks }) => {
@@ -125,10 +141,11 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 @pytest.fixture
-def scene(opened: Scene, clean: None, monkeypatch: pytest.MonkeyPatch) -> Scene:  # noqa: ARG001
+def scene(opened: Scene, clean: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:  # noqa: ARG001
     monkeypatch.setenv("RINGCTL_HOME", str(Path(opened.service.folder) / "ringctl"))
     monkeypatch.setenv("RINGCTL_SLOTS", str(Path(opened.service.folder) / "slots"))
-    return opened
+    yield opened
+    opened.browser.complaints()  # they are none of the next test's
 
 
 @pytest.fixture
@@ -237,6 +254,47 @@ def test_the_axis_of_a_share_ends_at_nothing_and_at_all(scene: Scene, shares: li
     marks = scene.browser.script(AXIS, shares)
     assert len(marks) > 2
     assert 0 <= marks[0] < marks[-1] <= 1
+
+
+def test_the_newest_throughput_is_that_of_all_ranks_also_while_some_have_not_come_so_far(
+    scene: Scene,
+) -> None:
+    speeds = {0: [100.0, 100.0, 100.0], 1: [100.0, 100.0], 2: [10.0, 10.0]}
+    series = [
+        {"rank": rank, "attempt": 1, "step": list(range(1, len(of) + 1)), "samples_per_s": of}
+        for rank, of in speeds.items()
+    ]
+    (curve,) = scene.browser.script(MEANS, series, "samples_per_s")
+    assert curve["x"] == [1, 2, 3]
+    assert curve["y"] == pytest.approx([210, 210, 210])
+
+
+@pytest.mark.parametrize(
+    ("taken", "slots", "filled"),
+    [(64, 66, 15), (66, 66, 16), (1, 66, 1), (0, 66, 0), (33, 66, 8), (1, 2, 1), (5, 4, 4)],
+)
+def test_boxes_of_slots_are_all_filled_only_if_none_is_free(
+    scene: Scene, taken: int, slots: int, filled: int
+) -> None:
+    made = scene.browser.script(BOXES, taken, slots)
+    assert (sum(made), len(made)) == (filled, min(slots, 16))
+
+
+def test_long_names_of_runs_stay_in_their_places(scene: Scene, finished: str) -> None:
+    browser = scene.browser
+    names = ("a-very-long-name-" * 4)[:64], "x" * 64
+    runs = [scene.service.submit("true", at=9e9, name=name) for name in names]
+    for width in (1360, 390):
+        browser.size(width, 900)
+        for place in (f"compare?runs={','.join([finished, *runs])}", f"runs/{runs[1]}", "queue", "runs"):
+            scene.go(place)
+            browser.wait_for_text(names[1])
+            browser.wait(lambda: not browser.all("main .skeleton"), "the screen")
+            assert browser.script(OVERFLOWING) == []
+            assert browser.script("return document.documentElement.scrollWidth - innerWidth") <= 0
+    browser.size(1360, 900)
+    for run in runs:
+        scene.service.client().post(f"/api/runs/{run}/cancel")
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

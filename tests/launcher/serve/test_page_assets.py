@@ -196,3 +196,31 @@ def test_text_and_curves_stand_out_from_what_is_behind_them(colours: dict[str, s
     assert {pair: ratio for pair, ratio in faint.items() if ratio < 4.5} == {}
     lines = {f"s{at}": contrast(colours[f"s{at}"], colours["card"]) for at in range(8)}
     assert {name: ratio for name, ratio in lines.items() if ratio < 3} == {}
+
+
+RULE = r"^{} \{{[^}}]*?\b{}: ([^;]+);"  # of a selector, and of a property
+MIXED = re.compile(r"color-mix\(in srgb, var\(--[\w-]+(?:, var\(--[\w-]+\))?\) (\d+)%, .*\)")
+
+
+def mixed(selector: str, name: str, one: str, other: str) -> str:
+    """The colour that the style sheet makes there of these two."""
+    said = re.search(RULE.format(re.escape(selector), name), source("style.css"), re.M)
+    assert said, selector
+    found = MIXED.fullmatch(said[1])
+    share = int(found[1]) / 100 if found else 1.0
+    parts = [(int(one[at : at + 2], 16), int(other[at : at + 2], 16)) for at in (1, 3, 5)]
+    return "#" + "".join(f"{round(a * share + b * (1 - share)):02x}" for a, b in parts)
+
+
+@pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
+def test_every_word_of_the_log_stands_out_also_below_the_pointer_and_when_it_is_chosen(
+    colours: dict[str, str],
+) -> None:
+    plain = [colours[name] for name in ("card", "sunk", "accent-wash")]
+    behind = [*plain, *(mixed(".logline:hover", "background", colours["line"], under) for under in plain[:2])]
+    words = {name: colours[name] for name in ("text", "soft", "accent-text", "bad")}
+    for at in range(8):
+        words[f"rank {at}"] = mixed(".logline .who", "color", colours[f"s{at}"], colours["text"])
+    words["err"] = mixed(".logline.err .said", "color", colours["bad"], colours["text"])
+    least = {name: min(contrast(colour, under) for under in behind) for name, colour in words.items()}
+    assert {name: ratio for name, ratio in least.items() if ratio < 4.5} == {}

@@ -76,8 +76,8 @@ export function compareView(place, { query }) {
         put(body, rows.filter((row) => row.differs || !only).map((row) => h("tr", { class: row.differs ? "differs" : null }, h("th", { scope: "row" }, h("code", null, row.key)), row.values.map((value) => h("td", null, row.key === "command" && Array.isArray(value) ? quoted(value.map(String)) : plainValue(value))))));
       });
       return rows.length ? h("section", { class: "card pad" }, h("h2", null, name), same,
-        h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": name }, h("table", { class: "plain compare" }, h("caption", { class: "unseen" }, name),
-          h("thead", null, h("tr", null, h("th", { scope: "col" }, "Name"), runs.map((run, at) => h("th", { scope: "col" }, swatch(at), title(run))))), body))) : null;
+        h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": name }, h("table", { class: "plain compare", vars: { "--runs": runs.length } }, h("caption", { class: "unseen" }, name),
+          h("thead", null, h("tr", null, h("th", { scope: "col" }, "Name"), runs.map((run, at) => h("th", { scope: "col" }, h("span", { class: "named" }, swatch(at), h("span", null, title(run))))))), body))) : null;
     };
     const made = [one("Options", answer.options), one("Results", answer.results)], fill = () => fills.forEach((each) => each());
     fill();

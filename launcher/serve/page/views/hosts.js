@@ -85,13 +85,19 @@ function card(host, names) {
     h("header", null, h("h2", null, host.name), h("span", { class: "soft small" }, host.address || "this machine"),
       h("span", { class: `free ${host.free > 0 ? "good" : "off"}` }, host.error ? "away" : `${host.free} of ${host.slots} free`)),
     host.error ? h("p", { class: "reason bad" }, icon("failed"), capital(host.error)) : null,
-    h("div", { class: "slots", role: "img", "aria-label": `${host.taken} of ${host.slots} slots taken` },
-      Array.from({ length: Math.min(host.slots, MOST_BOXES) }, (_, at) => h("i", { class: at < (host.taken * Math.min(host.slots, MOST_BOXES)) / host.slots ? "taken" : "" }))),
+    h("div", { class: "slots", role: "img", "aria-label": `${host.taken} of ${host.slots} slots taken` }, boxes(host.taken, host.slots).map((taken) => h("i", { class: taken ? "taken" : "" }))),
     host.runs?.length ? h("ul", { class: "uses" }, host.runs.map((run) => h("li", null, h("a", { href: runLink(run.run), title: run.run }, names.get(run.run) ?? run.run), h("span", { class: "soft small" }, `${run.user || "?"}, ${plural(run.slots, "slot")}`)))) : h("p", { class: "soft small" }, "Nothing runs here."),
     h("dl", { class: "meters" },
       meter("Load", load, host.cores, isNumber(load) ? `${figure(load, 2)} on ${plural(host.cores ?? 0, "core")}` : NOTHING),
       used("Memory", host.memory_free, host.memory_total), used("Disk", host.disk_free, host.disk_total)),
     h("p", { class: "soft small seen" }, isNumber(host.seen) ? `heard ${ago(host.seen)}` : "not heard yet"));
+}
+
+/** Which of the boxes are filled. Where there are more slots than boxes, all of them only if no slot is free, none only if all are. */
+export function boxes(taken, slots) {
+  const count = Math.min(slots, MOST_BOXES), share = Math.round((taken * count) / slots);
+  const filled = taken >= slots ? count : taken > 0 ? Math.min(count - 1, Math.max(1, share)) : 0;
+  return Array.from({ length: count }, (_, at) => at < filled);
 }
 
 function used(name, free, total) {
