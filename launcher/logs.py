@@ -110,8 +110,9 @@ def stamp(moment: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(moment)) + f".{int(moment % 1 * 1000):03d}"
 
 
-def line_writer(prefix: bool, timestamps: bool) -> Callable[[list[Event]], bytes]:
-    """How lines go into a pipe or a file: every byte the rank wrote, behind its label."""
+def line_writer(prefix: bool, timestamps: bool, *, obeyed: bool = False) -> Callable[[list[Event]], bytes]:
+    """How lines go into a pipe or a file: every byte the rank wrote, behind its label. Where control
+    characters would be `obeyed`, they are shown instead."""
     labels: dict[tuple[int | None, str], str] = {}
 
     def write(events: list[Event]) -> bytes:
@@ -122,7 +123,7 @@ def line_writer(prefix: bool, timestamps: bool) -> Callable[[list[Event]], bytes
                 label = labels.get(key)
                 if label is None:
                     label = labels[key] = f"[{event.rank} {event.host}] " if prefix else ""
-                text = event.data["text"]
+                text = visible(event.data["text"]) if obeyed else event.data["text"]
                 out.append(f"{stamp(event.time)} {label}{text}" if timestamps else label + text)
         return ("\n".join(out) + "\n").encode("utf-8", "surrogateescape") if out else b""
 

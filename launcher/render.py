@@ -127,10 +127,10 @@ class NoteScreen(_Context):
 
 
 class PlainScreen(_Context):
-    """For pipes, files and CI: no animation, no colour, nothing folded."""
+    """For pipes, files, CI and dumb terminals: no animation, no colour, nothing folded."""
 
     def __init__(self) -> None:
-        self._lines = line_writer(prefix=True, timestamps=False)
+        self._lines = line_writer(prefix=True, timestamps=False, obeyed=sys.stdout.isatty())
         self._next_progress = time.monotonic() + PROGRESS_S
 
     def plan(self, plan: Plan) -> None:

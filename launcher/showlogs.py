@@ -228,7 +228,7 @@ def writer(look: Look) -> Callable[[list[Event]], None]:
         return write_json
     if render.is_terminal():
         return terminal_writer(look)
-    lines = line_writer(look.prefix, look.timestamps)
+    lines = line_writer(look.prefix, look.timestamps, obeyed=sys.stdout.isatty())
     return lambda events: render.write_out(lines(events)) if events else None
 
 

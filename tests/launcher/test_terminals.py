@@ -94,8 +94,9 @@ def test_on_twenty_columns_everything_is_said() -> None:
 
 
 def test_a_dumb_terminal_is_sent_no_commands() -> None:
-    wait_until_final(detach(["echo", "hi"], world=2))
-    for args in (("ps",), ("status",), ("logs",), ("preflight", "--local", "--only", "disk")):
+    wait_until_final(detach(["printf", r"\033]0;title\a\033[2Jhi\n"], world=2))
+    again = ("launch", "--local", "--world", "1", "--", "printf", r"\033[2J\n")
+    for args in (("ps",), ("status",), ("logs",), again, ("preflight", "--local", "--only", "disk")):
         one = Terminal([*RINGCTL, *args], 60, TERM="dumb")
         raw = b""
         while True:
