@@ -364,7 +364,7 @@ def logs(
         return showlogs.download(found, agents, Path(download), attempt=attempt)
     look = showlogs.Look(as_json=as_json, prefix=prefix, timestamps=timestamps, tail=tail)
     if follow and not previous:
-        return showlogs.follow_attempts(lambda: latest(found), wanted, look)
+        return showlogs.follow_attempts(found.run, lambda: latest(found), wanted, look)
     return showlogs.show(found, agents, wanted, look, attempt=attempt)
 
 

@@ -292,6 +292,8 @@ def watcher(run: str) -> int:
         asked = ask.Asked(record.inventory, options, None, rooms)  # the hosts have the run's code
         pool().hidden = redact.to_look_for(asked.options.secrets)
         agents = agent.agents_for(record.hosts, pool())
-        outcome = restarts.see_through(asked, record.plan, agents, screen, watch.Interrupts(), pool(), book)
+        outcome = restarts.see_through(
+            asked, record.plan, agents, screen, watch.Interrupts(), pool(), book, lines=False
+        )
     screen.finish(outcome)
     return fold.exit_code(outcome.state)

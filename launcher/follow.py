@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -270,12 +270,14 @@ def follow(
     patience: float = 0.0,
     after: Mapping[str, Place] | None = None,
     rank_hosts: Mapping[int, str] | None = None,
-) -> Iterator[Update]:
+    hold: float = HOLD_S,
+) -> Generator[Update, None, None]:
     """The run's events. `live` waits for more until the run is over, through drops of the connection; 0 means
     the newest attempt that a host has. With `some`, hosts that the attempt was not on are not missed. A host
     that has not started it yet has `patience` seconds to do so. Only those `after` the places that an update
     of the same attempt told; {} for such places from the first on. Where it is known that the attempt's ranks
-    are on `rank_hosts`, no host is believed about others than its own."""
+    are on `rank_hosts`, no host is believed about others than its own. An update without news comes after
+    `hold` seconds."""
     pieces: queue.Queue[Piece] = queue.Queue(maxsize=4 * len(agents))
     quit_ = threading.Event()
     request = {"run": run, "follow": live, "attempt": attempt}
@@ -297,7 +299,7 @@ def follow(
     try:
         while heard.open:
             try:
-                piece = pieces.get(timeout=HOLD_S)
+                piece = pieces.get(timeout=hold)
             except queue.Empty:
                 # Nobody has said anything: what is waiting for a quiet host has waited long enough.
                 events = []

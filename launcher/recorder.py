@@ -158,7 +158,7 @@ class Attempt:
                 after=places,
                 rank_hosts=self.record.rank_hosts_in(self.attempt),
             )
-            with contextlib.closing(events):  # type: ignore[type-var]  # a generator has a close()
+            with contextlib.closing(events):
                 for update in events:
                     self.take(update)
                     if self.recorder.stop.is_set() or self.waits_in_vain(update.away):

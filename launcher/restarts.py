@@ -12,10 +12,11 @@ from launcher import ask, fold, history, runs
 from launcher.agent import Agent, agents_for
 from launcher.ask import Asked
 from launcher.errors import HostError, NotKept, RingctlError, StoppedEarly
-from launcher.follow import Place, follow
+from launcher.follow import first
 from launcher.leftovers import Leftovers, end_before
 from launcher.model import Host, Inventory, Plan
 from launcher.plan import LaunchOptions, place
+from launcher.rests import Beside, Rests
 from launcher.run import SlotsTaken, launch
 from launcher.transport import Pool
 from launcher.watch import GRACE_S, Interrupts, Outcome, Screen, watch
@@ -141,69 +142,61 @@ def see_through(
     interrupts: Interrupts,
     pool: Pool,
     book: Book | None,
+    *,
+    lines: bool = True,
 ) -> Outcome:
-    """Watch the run to its end, through as many attempts as it may have."""
+    """Watch the run to its end, through as many attempts as it may have. Where nobody sees its `lines`, those
+    of hosts that were away are not asked for later."""
     leftovers = Leftovers(plan.run, pool)
-    rests = Rests(screen)
+    rests = Rests(plan.run, screen.note, wanted=lines)
+    beside = Beside(screen, rests)
     took_over = book is not None and book.took_over
     try:
         while True:
             leftovers.look_after(former_hosts(plan.run), agents, plan.attempt - 1)
             again = asked.options.max_restarts > 0
             outcome, failure = one_attempt(
-                plan, agents, screen, interrupts, book, again=again, counts=not took_over
+                plan, agents, beside, interrupts, book, again=again, counts=not took_over
             )
-            rests.add(plan, outcome.heard_to)
+            rests.add(agents, outcome.heard_to, plan.attempt, plan.rank_hosts)
             over = outcome.state.state in ("succeeded", "stopped") or interrupts.count
             if book is None or over or book.stopped or not again:
-                return outcome
+                break
             took_over = False
             book.note(failure=failure)
-            begun = next_attempt(asked, plan, screen, interrupts, pool, book, outcome.since)
+            begun = next_attempt(asked, plan, screen, interrupts, pool, book, outcome.since, rests)
             if begun is None:
                 note_over(outcome)
-                return outcome
+                break
             plan, agents = begun
-            rests.show(agents)
+        everybody = {**agents_for(former_hosts(plan.run), pool), **agents}
+        show_last(rests, outcome, everybody, screen, interrupts, book)
+        return outcome
     finally:
-        if rests.any:
-            rests.show({**agents_for(former_hosts(plan.run), pool), **agents})
+        rests.close()
         if unasked := leftovers.close():
             screen.note(unasked)
 
 
-class Rests:
-    """What hosts that were away when an attempt ended have of its log: shown once they can be heard again."""
+def show_last(
+    rests: Rests,
+    outcome: Outcome,
+    agents: Mapping[str, Agent],
+    screen: Screen,
+    interrupts: Interrupts,
+    book: Book | None,
+) -> None:
+    """What can still be had of the log, and what cannot. Who stopped the run waits for us to end; who presses
+    Ctrl-C once more does not want to wait."""
+    before = interrupts.count
 
-    def __init__(self, screen: Screen) -> None:
-        self.screen = screen
-        self._unheard: list[tuple[Plan, dict[str, Place]]] = []
+    def hurry() -> bool:
+        return before > 0 or (book is not None and book.stopped)
 
-    @property
-    def any(self) -> bool:
-        return any(places for _, places in self._unheard)
-
-    def add(self, plan: Plan, heard_to: Mapping[str, Place]) -> None:
-        self._unheard.append((plan, dict(heard_to)))
-
-    def show(self, agents: Mapping[str, Agent]) -> None:
-        """Of these hosts, as far as they answer."""
-        for plan, places in self._unheard:
-            for host in sorted(places.keys() & agents.keys()):
-                with contextlib.suppress(RingctlError):  # it has nothing of it any more
-                    self._show(plan, agents[host], places)
-
-    def _show(self, plan: Plan, agent: Agent, places: dict[str, Place]) -> None:
-        host, state = agent.host.name, fold.initial(plan)
-        after, away = {host: places[host]}, True
-        for update in follow(
-            {host: agent}, plan.run, live=False, attempt=plan.attempt, after=after, rank_hosts=plan.rank_hosts
-        ):
-            self.screen.show(update.events, state)
-            places[host] = update.places.get(host, places[host])
-            away = bool(update.away)
-        if not away:
-            del places[host]
+    for events in rests.last(agents, hurry, lambda: interrupts.count > before):
+        screen.show(events, outcome.state)
+    for words in rests.missing():
+        screen.note(words)
 
 
 def note_over(outcome: Outcome) -> None:
@@ -259,6 +252,7 @@ def next_attempt(
     pool: Pool,
     book: Book,
     away: Mapping[str, float],
+    rests: Rests,
 ) -> tuple[Plan, Mapping[str, Agent]] | None:
     """The run, started again; None if it may not, cannot, or is not wanted any more."""
     attempt = plan.attempt
@@ -284,13 +278,13 @@ def next_attempt(
         except RingctlError as error:
             book.note(failure=not_started(attempt + 1, error))
             used = current_attempt(plan.run, attempt)
-            show_unfollowed(plan.run, range(attempt + 1, used + 1), screen, pool)
+            add_unfollowed(rests, plan.run, range(attempt + 1, used + 1), pool)
             attempt = max(attempt + 1, used)
             continue
         if begun is None:
             return None
         book.note()
-        show_unfollowed(plan.run, range(attempt + 1, begun[0].attempt), screen, pool)
+        add_unfollowed(rests, plan.run, range(attempt + 1, begun[0].attempt), pool)
         if book.stopped:  # while it was starting
             runs.stop(begun[1], plan.run, GRACE_S, attempt=begun[0].attempt)
         return begun
@@ -339,18 +333,15 @@ def current_attempt(run: str, attempt: int) -> int:
     return max(attempt, record.plan.attempt) if record else attempt
 
 
-def show_unfollowed(run: str, attempts: Iterable[int], screen: Screen, pool: Pool) -> None:
+def add_unfollowed(rests: Rests, run: str, attempts: Iterable[int], pool: Pool) -> None:
     """What ranks said in attempts that did not start everywhere, and were ended again where they did."""
     record = history.read(run)
     if record is None:
         return
+    agents = agents_for(record.hosts, pool)
     for attempt in attempts:
-        agents = agents_for(record.hosts, pool)
-        state = replace(fold.initial(record.plan), attempt=attempt)
-        places = record.rank_hosts_in(attempt)
-        with contextlib.suppress(RingctlError):  # none of its hosts has started it
-            for update in follow(agents, run, live=False, attempt=attempt, some=True, rank_hosts=places):
-                screen.show(update.events, state)
+        places = dict.fromkeys(agents, first(attempt))
+        rests.add(agents, places, attempt, record.rank_hosts_in(attempt), missed=False)
 
 
 def once_it_can_be_kept(

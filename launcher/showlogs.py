@@ -16,9 +16,10 @@ from launcher import fold, history, render, retold, text, watch, watching
 from launcher.agent import Agent
 from launcher.diagnose import Cause, Tails
 from launcher.errors import HostError, InputError, RingctlError
-from launcher.follow import follow, newly_lost, presence
+from launcher.follow import Place, first, follow, newly_lost, presence
 from launcher.logs import Filter, fold_repeats, line_writer, visible
 from launcher.model import Event, RunState, from_json
+from launcher.rests import Rests
 from launcher.runs import Found
 
 MOST_MISSED = 100  # attempts that are looked for; what a host says of their number may be nonsense
@@ -38,36 +39,58 @@ class Look:
 Latest = Callable[[], tuple[Found, Mapping[str, Agent]]]  # the agents of all hosts it ever was on
 
 
-def follow_attempts(latest: Latest, wanted: Filter, look: Look) -> int:
+def follow_attempts(run: str, latest: Latest, wanted: Filter, look: Look) -> int:
     """Print the run's events until its end, through all attempts that it starts by itself; also through those
-    that were over before anybody looked."""
+    that were over before anybody looked. What hosts that were away have of them is printed once it can be."""
+    with contextlib.closing(Rests(run, note)) as rests:
+        outcome, code, agents = follow_each(latest, wanted, look, rests)
+        write = writer(replace(look, tail=None))
+        for events in rests.last(agents):
+            write(wanted.apply(events))
+        for words in rests.missing():
+            print(f"error: {words}", file=sys.stderr)
+            code = HostError.exit_code
+    if outcome is not None:
+        finish(outcome, look)
+    return code
+
+
+def note(words: str) -> None:
+    print(visible(words), file=sys.stderr)
+
+
+def follow_each(
+    latest: Latest, wanted: Filter, look: Look, rests: Rests
+) -> tuple[watch.Outcome | None, int, Mapping[str, Agent]]:
+    """How the last attempt ended, if it has, the exit code, and all hosts that the run was on."""
     shown, outcome, code = 0, None, 0
     while True:
         found, agents = latest()
         newest = found.state.attempt if found.state else 0
         if outcome is not None and newest <= shown:  # the next one is on no host yet
             if not watching.begins_again(found.run, shown):
-                finish(outcome, look)
-                return code
+                return outcome, code, agents
             time.sleep(0.2)
             continue
         for missed in range(max(shown + 1, newest - MOST_MISSED), newest) if shown else ():
             with contextlib.suppress(RingctlError):  # a number that no host knows: it did not start
-                show_attempt(found, agents, wanted, look, live=False, attempt=missed)
+                past = show_attempt(found, agents, wanted, look, live=False, attempt=missed, rests=rests)
+                rests.add(agents, past.rest, missed, found.rank_hosts_in(missed))
         now = {host.name: agents[host.name] for host in found.hosts}
         its = agents if newest < found.attempt else now  # the next one may be on other hosts than this
         known = known_end(found, newest)
-        outcome, code = show_attempt(found, its, wanted, look, live=known is None, attempt=newest)
+        last = show_attempt(found, its, wanted, look, live=known is None, attempt=newest, rests=rests)
+        outcome, code = last.outcome, last.code
         if known is not None:  # a host that is away by now, or has nothing of it any more, changes nothing
             outcome = outcome if outcome and outcome.state.state == known.state.state else known
         elif outcome is not None and newest == found.attempt:  # a later one may be elsewhere, too
             outcome.note()
         if outcome is None:
-            return code
+            return None, code, agents
         shown = outcome.state.attempt
         if outcome.state.state in ("succeeded", "stopped") or not watching.begins_again(found.run, shown):
-            finish(outcome, look)
-            return code
+            return outcome, code, agents
+        rests.add(its, last.rest, newest, found.rank_hosts_in(newest))
         print(f"attempt {shown} {outcome.state.state}; attempt {shown + 1}:", file=sys.stderr)
         look = replace(look, tail=None)
 
@@ -89,7 +112,7 @@ def previous(found: Found, agents: Mapping[str, Agent]) -> int:
         with contextlib.suppress(RingctlError):
             places = found.rank_hosts_in(attempt)
             events = follow(agents, found.run, live=False, attempt=attempt, some=True, rank_hosts=places)
-            with contextlib.closing(events):  # type: ignore[type-var]  # a generator has a close()
+            with contextlib.closing(events):
                 if any(update.events for update in events):
                     return attempt
     raise InputError(f"run {found.run} has no earlier attempt on the hosts that can be asked")
@@ -98,10 +121,10 @@ def previous(found: Found, agents: Mapping[str, Agent]) -> int:
 def show(found: Found, agents: Mapping[str, Agent], wanted: Filter, look: Look, *, attempt: int = 0) -> int:
     """Print the run's events as far as they go; then how it ended, if it has."""
     attempt = attempt or newest_of(found)
-    outcome, code = show_attempt(found, agents, wanted, look, live=False, attempt=attempt)
-    if outcome is not None:
-        finish(outcome, look)
-    return code
+    shown = show_attempt(found, agents, wanted, look, live=False, attempt=attempt)
+    if shown.outcome is not None:
+        finish(shown.outcome, look)
+    return shown.code
 
 
 def newest_of(found: Found) -> int:
@@ -109,11 +132,27 @@ def newest_of(found: Found) -> int:
     return found.state.attempt if found.state else 0
 
 
+@dataclass(frozen=True)
+class Shown:
+    """What came of an attempt whose events were printed."""
+
+    outcome: watch.Outcome | None  # how it ended, if it has
+    code: int  # the exit code, which tells whether a host's part is missing
+    rest: Mapping[str, Place]  # hosts that are away, and how far their part goes
+
+
 def show_attempt(
-    found: Found, agents: Mapping[str, Agent], wanted: Filter, look: Look, *, live: bool, attempt: int = 0
-) -> tuple[watch.Outcome | None, int]:
-    """Print one attempt's events until its end (`live`) or as far as they go: how it ended, if it has, and
-    the exit code, which tells whether a host's part is missing."""
+    found: Found,
+    agents: Mapping[str, Agent],
+    wanted: Filter,
+    look: Look,
+    *,
+    live: bool,
+    attempt: int = 0,
+    rests: Rests | None = None,
+) -> Shown:
+    """Print one attempt's events until its end (`live`) or as far as they go; and between them what comes of
+    attempts before it."""
     gc.disable()  # events hold no cycles; looking for some in a million of them costs a quarter of the time
     write, tails = writer(look), Tails()
     state = fold.before(found.state) if found.state else None
@@ -124,14 +163,22 @@ def show_attempt(
     away: Mapping[str, str] = {}
     gone: Mapping[str, str] = {}
     unheard: Mapping[str, str] = {}
+    heard_to: Mapping[str, Place] = {}
     patience = START_S if live and not former else 0.0
     places = found.rank_hosts_in(attempt)
     for update in follow(
-        agents, found.run, live=live, attempt=attempt, some=former, patience=patience, rank_hosts=places
+        agents,
+        found.run,
+        live=live,
+        attempt=attempt,
+        some=former,
+        patience=patience,
+        rank_hosts=places,
+        after=None if rests is None else {},
     ):
         for words in (*presence(away, update.away), *newly_lost(gone, update.lost)):
             print(words, file=sys.stderr)
-        away, gone, unheard = update.away, update.lost, update.unheard
+        away, gone, unheard, heard_to = update.away, update.lost, update.unheard, update.places
         for event in update.events:
             if event.kind != "line" and state is not None:
                 state = fold.fold(fold.with_rank(state, event) if former else state, event)
@@ -143,6 +190,8 @@ def show_attempt(
                 continue
             events, kept = list(kept), None
         write(events)
+        if rests is not None and (late := rests.look()):
+            write(wanted.apply(late))
         if live and moved_on(state, attempt, away):
             break
     if kept:
@@ -150,7 +199,8 @@ def show_attempt(
     lost = live or (found.state is not None and found.state.state == "lost")
     ended = state is not None and (lost or state.state in fold.ENDED)
     outcome = watch.outcome(state, tails, unheard) if ended and state is not None else None
-    return outcome, HostError.exit_code if unheard else 0
+    rest = {host: heard_to.get(host, first(attempt)) for host in away}
+    return Shown(outcome, HostError.exit_code if unheard else 0, rest)
 
 
 def moved_on(state: RunState | None, attempt: int, away: Mapping[str, str]) -> bool:

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from launcher import history, leftovers, watching
 from tests.conftest import eventually
 from tests.launcher import hosts
 from tests.launcher.hosts import OURS, Hosts, inventory
-from tests.launcher.ringctl import is_alive, ringctl, start, wait_for
+from tests.launcher.ringctl import RINGCTL, is_alive, ringctl, start, wait_for
 
 TWO, THREE = ("server1", "server2"), ("server1", "server2", "server3")
 TRAIN = ["--", "--steps", "4000", "--batch-size", "4", "--threads", "1", "--checkpoint-every", "20"]
@@ -325,13 +326,18 @@ def test_what_a_host_said_while_it_was_cut_off_is_shown_by_the_launch_once_it_is
 
 
 def test_ranks_that_need_nobody_are_ended_once_their_host_is_back_if_the_run_went_on_without_it(
-    cluster: Hosts, monkeypatch: pytest.MonkeyPatch
+    cluster: Hosts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Their steps go on, so their lease does not end them; only the watcher knows of the next attempt."""
+    """Their steps go on, so their lease does not end them; only the watcher knows of the next attempt. Who
+    follows the log sees all of them all the same."""
     monkeypatch.setenv("RINGCTL_LEASE", "60")
     inventory(cluster, only=TWO)
     run = detached("--max-restarts", "2", "--min-world", "1", "--restart-delay", "0.1", *program())["run"]
     wait_for(lambda: min(step_of(cluster, host, run) for host in TWO) > 0, "steps of both")
+    seen = tmp_path / "seen"
+    with seen.open("wb") as out:
+        follower = subprocess.Popen([*RINGCTL, "logs", run, "--follow", "--json"], stdout=out)
+    wait_for(lambda: '"server2"' in seen.read_text(), "the log to be followed")
     cluster.cut("server2")
     cluster.run("server1", "kill", "-KILL", str(host_state(cluster, "server1", run)["ranks"][0]["pid"]))
     wait_for(lambda: host_state(cluster, "server1", run)["attempt"] == 2, "the next attempt", 60.0)
@@ -341,6 +347,10 @@ def test_ranks_that_need_nobody_are_ended_once_their_host_is_back_if_the_run_wen
     assert ends_on(cluster, "server2", run)["attempt"] == 1
     assert host_state(cluster, "server1", run)["state"] == "running"
     ringctl("stop", run, "--grace", "0")
+    assert follower.wait(timeout=60) == 0
+    told = cluster.path("server2", f"{OURS}/runs/{run}/events-1-000001.jsonl").read_text().splitlines()
+    shown = [json.loads(line) for line in seen.read_text().splitlines()]
+    assert [e["kind"] for e in shown if e["host"] == "server2"] == [json.loads(e)["kind"] for e in told]
 
 
 def watched_without_server2(cluster: Hosts) -> tuple[str, Path]:

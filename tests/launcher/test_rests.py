@@ -1,0 +1,139 @@
+"""What hosts that were away have of an attempt: read once they are back, and for no longer than is wanted."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import restarts, rests, watching
+from launcher.agent import Agent
+from launcher.ask import Asked
+from launcher.follow import first
+from launcher.model import Event, Host, Inventory, Plan, RunState
+from launcher.plan import LaunchOptions
+from launcher.rests import Rests
+from launcher.transport import Pool
+from launcher.watch import Interrupts, Outcome, Screen
+from tests.launcher.ringctl import wait_for
+from tests.launcher.test_hostile_hosts import CURSOR, END, MARK, Notes, liar, plan_on, telling
+
+TOLD = {"kind": "line", "time": 1e9, "rank": 0, "stream": "out"}
+LINES = [{**TOLD, "text": f"line {number}"} for number in range(3)]
+ENDLESS = f"""
+echo {MARK}; echo '{json.dumps(CURSOR, separators=(",", ":"))}'
+while echo '{json.dumps(LINES[0], separators=(",", ":"))}'; do sleep 0.05; done
+"""
+
+
+@contextlib.contextmanager
+def rest_of(script: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Rests, dict[str, Agent]]]:
+    """All that a host, which is this script, has of attempt 1."""
+    agents = {"liar": liar(script)}
+    monkeypatch.setattr(Pool, "transport", lambda _pool, _host: liar(script).transport)
+    with contextlib.closing(Rests("r1", lambda _: None)) as found:
+        found.add(agents, {"liar": first(1)}, 1, {0: "liar"})
+        yield found, agents
+
+
+def texts(events: list[Event]) -> list[str]:
+    return [event.data["text"] for event in events if event.kind == "line"]
+
+
+def test_what_a_host_has_is_read_once_it_is_back_and_each_line_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back = tmp_path / "back"
+    script = f"[ -e {back} ] || exit 0\n{telling(CURSOR, *LINES, END)}"
+    with rest_of(script, monkeypatch) as (found, agents):
+        assert not found.look()
+        wait_for(lambda: not found.look() and found.missing()[0].startswith("liar: "), "that it is away")
+        back.touch()
+        seen = list[str]()
+        wait_for(lambda: seen.extend(texts(found.look())) or not found.missing(), "its lines")
+        assert seen == ["line 0", "line 1", "line 2"]
+        assert not list(found.last(agents))
+
+
+def test_who_was_away_is_asked_once_more_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    back = tmp_path / "back"
+    script = f"[ -e {back} ] || exit 0\n{telling(CURSOR, *LINES, END)}"
+    with rest_of(script, monkeypatch) as (found, agents):
+        found.look()
+        back.touch()
+        assert [text for events in found.last(agents) for text in texts(events)][-1] == "line 2"
+        assert found.missing() == []
+
+
+def test_who_never_comes_back_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with rest_of("exit 0", monkeypatch) as (found, agents):
+        assert not list(found.last(agents))
+        (words,) = found.missing()
+    assert words == "liar: the connection was lost; the rest of its log of attempt 1 is missing here"
+
+
+def test_a_host_that_never_comes_to_an_end_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    with rest_of(ENDLESS, monkeypatch) as (found, agents):
+        for _ in range(2):  # whoever looks goes on with something else in between
+            wait_for(lambda: texts(found.look()) and True, "a line")
+        assert not list(found.last(agents, given_up=lambda: True))
+        monkeypatch.setattr(rests, "HURRY_S", 0.5)
+        list(found.last(agents, hurry=lambda: True))
+        monkeypatch.setattr(rests, "LONGEST_S", 0.5)
+        list(found.last(agents))
+        (words,) = found.missing()
+    assert words == "liar: it does not come to an end; the rest of its log of attempt 1 is missing here"
+
+
+class Watched(Notes):
+    """A screen, and how the attempts end that it shows: the first fails, without having heard the liar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def show(self, events: list[Event], state: RunState) -> None:  # noqa: ARG002 - a Screen gets both
+        self.seen += texts(events)
+
+    def one_attempt(self, plan: Plan, _agents: object, screen: Screen, *_: object, **__: object) -> Any:
+        state = RunState("r1", "", plan.attempt, 1, "failed" if plan.attempt == 1 else "succeeded", {})
+        if plan.attempt == 1:
+            return Outcome(state, None, heard_to={"liar": first(1)}), None
+        wait_for(lambda: screen.show([], state) or self.seen, "a line of the attempt before")
+        self.note("the second attempt is watched")
+        return Outcome(state, None), None
+
+
+def test_a_rest_that_never_comes_to_an_end_does_not_keep_the_next_attempt_from_being_watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen, agents, inventory = (
+        Watched(),
+        {"liar": liar(ENDLESS)},
+        Inventory((Host("liar", local=True),), "liar"),
+    )
+    monkeypatch.setattr(rests, "LONGEST_S", 0.5)
+    monkeypatch.setattr(Pool, "transport", lambda _pool, _host: liar(ENDLESS).transport)
+    monkeypatch.setattr(restarts, "one_attempt", screen.one_attempt)
+    monkeypatch.setattr(restarts, "next_attempt", lambda *_: (plan_on(2, "liar"), agents))
+    asked = Asked(inventory, LaunchOptions("r1", "", ("true",), "/t", max_restarts=1), None)
+    with watching.watched("r1") as book:
+        rest = (plan_on(1, "liar"), agents, screen, Interrupts(), Pool(), book)
+        seeing = threading.Thread(target=restarts.see_through, args=(asked, *rest), daemon=True)
+        seeing.start()
+        seeing.join(30.0)
+    assert "the second attempt is watched" in screen.notes
+    assert "does not come to an end" in screen.notes[-1]
+
+
+def test_a_host_that_had_no_rank_of_the_attempt_has_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    with rest_of(ENDLESS, monkeypatch) as (found, _), contextlib.closing(Rests("r1", lambda _: None)) as none:
+        agents = {"other": Agent(Host("other", local=True), liar(ENDLESS).transport)}
+        none.add(agents, {"other": first(1)}, 1, {0: "liar"})
+        assert none.missing() == []
+        assert found.missing()
