@@ -161,7 +161,8 @@ class Again:
             try:
                 again_of(self.run).write_bytes(WANTED)
             except OSError as error:
-                raise NotKept(f"{again_of(self.run)}: cannot be written: {error.strerror}") from None
+                words = f"cannot be written: {error.strerror}; the run is as it was"
+                raise NotKept(f"{again_of(self.run)}: {words}") from None
             self._held = failing.pop_all()
         return self
 
