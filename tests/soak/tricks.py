@@ -101,8 +101,8 @@ def number_here(cluster: Hosts, host: str, pid: int) -> int:
 TAKE = """
 for try in 1 2 3 4 5 6 7 8 9 10; do
     echo $(($0 - 1)) >/proc/sys/kernel/ns_last_pid || exit
-    setpriv --reuid="$1" --regid="$1" --init-groups sleep 600 &
-    [ $! = $0 ] && echo taken && wait
+    setpriv --reuid="$1" --regid="$1" --init-groups sleep 600 >/dev/null &
+    if [ $! = $0 ]; then echo taken; wait; exit; fi
     kill $!
 done
 """
