@@ -81,6 +81,7 @@ window.fetch = (where, ...more) => {
 };
 window.letCome = () => held.forEach((come) => come());
 """
+LISTENS_AGAIN = 'return import("/page/live.js").then(({ listen }) => { listen("/api/stream", {}, {}); });'
 LOSES_ANSWERS = """
 const asks = window.fetch;
 let left = 3;  // what may be asked again is asked three times
@@ -528,15 +529,21 @@ def test_older_runs_that_cannot_be_had_are_not_passed_over_in_silence(two_runs: 
     assert len(shown_runs(browser)) == 1
 
 
-def test_whoever_is_signed_out_elsewhere_is_told_to_sign_in(scene: Scene) -> None:
+def test_whoever_is_signed_out_elsewhere_is_told_to_sign_in_and_keeps_a_form_that_is_half_filled(
+    scene: Scene,
+) -> None:
     browser = scene.browser
     ringctl("serve", "token", "add", "bob")
     browser.open(ringctl("serve", "link", "--user", "bob").stdout.strip())
-    scene.go("hosts")
-    browser.wait_for_text("Live", "#connection")
+    scene.go("submit")
+    browser.type("[name=command]", "half a command")
     ringctl("serve", "token", "remove", "bob")
-    browser.wait_for_text("You are not signed in here")
+    browser.script(LISTENS_AGAIN)  # sooner than the service looks whether somebody may still listen
+    browser.wait_for_text("You are not signed in here", "#announcements")
     assert browser.text("#connection") == ""
+    assert browser.script("return document.querySelector('[name=command]').value") == "half a command"
+    scene.go("runs")
+    browser.wait_for_text("You are not signed in here", "main .error")
     browser.driver.switch_to.new_window("tab")
     try:
         browser.open(ringctl("serve", "link").stdout.strip())
@@ -544,7 +551,7 @@ def test_whoever_is_signed_out_elsewhere_is_told_to_sign_in(scene: Scene) -> Non
         browser.driver.close()
         browser.driver.switch_to.window(browser.driver.window_handles[0])
     browser.click(".error button")
-    browser.wait_for_text("slots")
+    browser.wait_for_text("Live", "#connection")
 
 
 def test_whoever_may_only_look_has_no_button_that_changes_something_and_may_leave(
