@@ -395,7 +395,8 @@ def test_a_browser_that_is_too_slow_goes_on_with_the_newest_lines_and_says_what_
     run = service.submit(sys.executable, "-c", TALKS, prefork=False)
     service.wait_for_state(run, "running")
     scene.go(f"runs/{run}?tab=log")
-    browser.wait(lambda: newest(browser) > 10000, "lines")
+    first = int(browser.wait(lambda: newest(browser), "lines"))
+    browser.wait(lambda: newest(browser) > first + 10000, "lines that come in, and the time with them")
     browser.script(BUSY)
     browser.wait_for_text("lines passed by unseen", ".log")
     before = int(browser.wait(lambda: newest(browser), "the newest lines"))
@@ -486,7 +487,8 @@ def test_what_is_sent_again_because_no_answer_came_is_one_run(scene: Scene) -> N
     browser.wait_for_text("The service does not answer", ".formerror")
     browser.click("#send")
     browser.wait_for_text("once", ".runhead")
-    assert [row["name"] for row in service.client().get("/api/runs", search="once")["runs"]] == ["once"]
+    (row,) = service.client().get("/api/runs", search="once")["runs"]
+    service.wait_for_state(row["run"], "succeeded")
 
 
 @pytest.fixture
@@ -538,6 +540,8 @@ def test_whoever_is_signed_out_elsewhere_is_told_to_sign_in_and_keeps_a_form_tha
     scene.go("submit")
     browser.type("[name=command]", "half a command")
     ringctl("serve", "token", "remove", "bob")
+    status = "return fetch('/api/me').then((answer) => answer.status)"
+    browser.wait(lambda: browser.script(status) == 401, "the service to know")
     browser.script(LISTENS_AGAIN)  # sooner than the service looks whether somebody may still listen
     browser.wait_for_text("You are not signed in here", "#announcements")
     assert browser.text("#connection") == ""
