@@ -108,10 +108,12 @@ def end_everywhere(found: Found, grace: float, others: Sequence[Host] = ()) -> E
         found = runs.found_of(record) if record else found  # somebody may just have started it once more
         agents = agents_for((*others, *found.former, *found.hosts), pool())
         results = runs.stop(agents, found.run, grace, attempt=found.attempt)
-    failed = [name for name, answer in results.items() if isinstance(answer, RingctlError)]
-    ended = [name for name, answer in results.items() if isinstance(answer, dict) and not answer["left"]]
-    history.note_ended(found.run, ended)
-    watched = not watching.wait_for_end(found.run, watcher)
+        failed = [name for name, answer in results.items() if isinstance(answer, RingctlError)]
+        ended = [
+            name for name, answer in results.items() if isinstance(answer, dict) and not answer["left"]
+        ]
+        history.note_ended(found.run, ended)
+        watched = not watching.wait_for_end(found.run, watcher)
     its = {host.name for host in found.hosts}
     told = {name: answer for name, answer in results.items() if name in its or had_some(answer)}
     unended = {name: results[name] for name in found.unended if name in failed}
@@ -153,11 +155,12 @@ def restart(run: str, world: int | None, grow: bool, i_know: bool, detach: bool,
 
     if world is not None and grow:
         raise InputError("--grow means as many ranks as it was launched with; leave out --world")
-    with watching.Again(known_here(run)) as again, contextlib.ExitStack() as telling:
-        asked, found = asked_again(again.run, world, grow, i_know)
+    with watching.Again(known_here(run)) as again, contextlib.ExitStack() as afterwards:
+        with telling("nothing was touched"):
+            asked, found = asked_again(again.run, world, grow, i_know)
         if not found.is_over or watching.read(found.run):
             look_before(found, asked)
-            telling.enter_context(telling_what_ended(found, again))
+            afterwards.enter_context(telling_what_ended(found, again))
             end_before(found, asked)
             asked, found = asked_again(found.run, world, grow, i_know)
         return cli.launch_and_watch(asked, preflight=True, detach=detach, as_json=as_json, again=again)
@@ -179,10 +182,19 @@ def look_before(found: Found, asked: Asked) -> None:
     from launcher import run
 
     known = {host.name for host in (*found.hosts, *found.former)}
-    try:
+    with telling(f"attempt {found.attempt} is as it was"):
         run.could_start_again(asked, pool(), known)
+
+
+@contextlib.contextmanager
+def telling(words: str) -> Iterator[None]:
+    """How things stand if this fails because of a host, or of this machine."""
+    try:
+        yield
+    except InputError:
+        raise  # what was asked for is wrong, which says enough
     except RingctlError as error:
-        error.message += f"; attempt {found.attempt} is as it was"
+        error.message += f"; {words}"
         raise
 
 
@@ -216,6 +228,8 @@ def end_before(found: Found, asked: Asked) -> None:
         raise RingctlError(still_there(found.run))
     for host, answer in ended.answers.items():
         if not isinstance(answer, RingctlError):
+            if answer["left"]:
+                raise HostError(host, f"what it has of the attempt before did not end: {answer['left']}")
             continue
         if host in needed:
             raise HostError(host, f"cannot stop the attempt before: {answer.message}")
@@ -252,7 +266,7 @@ def asked_again(run: str, world: int | None, grow: bool, i_know: bool = False) -
 
 def on_hosts_that_answer(asked: Asked, *, as_before: bool) -> Asked:
     """With as many ranks; unless it is to be `as_before`, others take the place of hosts that cannot be
-    reached. Raises if there are too few: nothing was ended yet."""
+    reached. Raises if there are too few."""
     from launcher import restarts, runs
 
     while True:
@@ -264,7 +278,7 @@ def on_hosts_that_answer(asked: Asked, *, as_before: bool) -> Asked:
         others, room = restarts.leaving_out(asked, silent)
         world = min(room, asked.options.world or room)
         if as_before or world != asked.options.world:
-            error.message += "; the next attempt needs it, so nothing was touched"
+            error.message += "; the next attempt needs it"
             if world:
                 error.fix = f"without it: ringctl restart {asked.options.run} --world {world}"
             raise error

@@ -37,11 +37,13 @@ def command_stop(request: dict[str, Any]) -> dict[str, Any]:
     upto = attempt if request.get("exact") else None  # None: also whatever later one there is
     before = state_or_word(run, attempt, grace, reason)
     if before is None:
-        return {"known": False, "ended": [], "left": kill_all(lambda: carriers(run, upto), 5.0)}
-    number = signal.SIGTERM
-    if upto is None or int(before["attempt"]) <= upto:
+        left = kill_all(lambda: carriers(run, upto) if read_state(run) is None else [], 5.0)
+        return {"known": False, "ended": [], "left": left}
+    number, ends = signal.SIGTERM, 0  # `ends`: the newest attempt that has been told
+    while ends < int(before["attempt"]) and (upto is None or int(before["attempt"]) <= upto):
+        ends = max(attempt, int(before["attempt"]))
         try:
-            leave_word(folder, max(attempt, int(before["attempt"])), grace, reason)
+            leave_word(folder, ends, grace, reason)
         except OSError:
             # A full disk: it ends all the same, with the supervisor's own grace.
             number = signal.SIGINT if reason == "stopped" else signal.SIGTERM
@@ -52,7 +54,7 @@ def command_stop(request: dict[str, Any]) -> dict[str, Any]:
     running = [r["rank"] for r in before["ranks"] if r["state"] in ("waiting", "running")]
     if before["state"] not in FINAL:
         terminate(before, grace + 15.0, number)
-    left = kill_all(lambda: carriers(run, upto), 5.0)
+    left = kill_all(lambda: carriers(run, ends), 5.0)  # what somebody has started since then is not ours
     try:
         close_books(folder, reason)
     except OSError:

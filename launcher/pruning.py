@@ -34,7 +34,7 @@ def chosen(age: float | None, keep: int | None, now: float, *, logs_only: bool =
     """Runs that may go, oldest first, each with its newest attempt: older than so many seconds, and none of
     the newest `keep`."""
     nothing: list[sqlite3.Row] = []
-    rows = history.ask(lambda db: db.execute(f"{KNOWN} ORDER BY run DESC").fetchall(), nothing)[keep or 0 :]
+    rows = history.ask(lambda db: db.execute(f"{KNOWN} ORDER BY rowid DESC").fetchall(), nothing)[keep or 0 :]
     old = [row for row in rows if age is None or row["moment"] < now - age]
     over = [row for row in old if is_over(row, now) and (row["recorded"] or not logs_only)]
     return {row["run"]: row["attempt"] for row in reversed(over) if not is_busy(row["run"])}

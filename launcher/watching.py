@@ -305,10 +305,7 @@ def alone(run: str, what: str = "lock") -> Iterator[None]:
 
 
 def is_watched(run: str) -> bool:
-    if not (folder() / f"{run}.lock").exists():
-        return False
-    with lock(run) as got:
-        return not got
+    return is_held(folder() / f"{run}.lock")
 
 
 def begins_again(run: str, attempt: int, given_up: Callable[[], bool] = lambda: False) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from launcher import ask, cli, cli_runs, history, pruning, restarts, watching
+from launcher import ask, cli, cli_runs, history, hoststop, pruning, restarts, watching
 from launcher.errors import HostError, RingctlError, StoppedEarly
 from launcher.hostproc import carriers
 from launcher.model import Host, Inventory
@@ -484,6 +484,24 @@ def test_a_run_that_is_stopped_while_a_restart_ends_it_stays_so(tmp_path: Path, 
     assert not carriers(run)
     ringctl("restart", run, "--detach")
     assert state(run)["attempt"] == 2, "what was stopped before that is another matter"
+    ringctl("stop", run, "--grace", "0")
+
+
+def test_a_host_that_takes_long_to_stop_a_run_leaves_alone_what_was_started_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, end = detach(["sleep", "1000"], world=1), hoststop.terminate
+
+    def slowly(*args: Any) -> None:
+        end(*args)
+        ringctl("restart", run, "--detach")
+
+    monkeypatch.setattr(hoststop, "terminate", slowly)
+    answer = hoststop.command_stop({"run": run, "attempt": 1, "grace": 0.0})
+    assert (answer["ended"], answer["left"]) == ([0], [])
+    there = state(run)
+    assert (there["attempt"], there["state"]) == (2, "running")
+    assert is_alive(there["ranks"][0]["pid"])
     ringctl("stop", run, "--grace", "0")
 
 
