@@ -109,9 +109,7 @@ def end_everywhere(found: Found, grace: float, others: Sequence[Host] = ()) -> E
         agents = agents_for((*others, *found.former, *found.hosts), pool())
         results = runs.stop(agents, found.run, grace, attempt=found.attempt)
         failed = [name for name, answer in results.items() if isinstance(answer, RingctlError)]
-        ended = [
-            name for name, answer in results.items() if isinstance(answer, dict) and not answer["left"]
-        ]
+        ended = [name for name, answer in results.items() if isinstance(answer, dict) and not answer["left"]]
         history.note_ended(found.run, ended)
         watched = not watching.wait_for_end(found.run, watcher)
     its = {host.name for host in found.hosts}

@@ -7,7 +7,6 @@ lock for as long as it lives: so whoever comes after a killed service sees wheth
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import sqlite3
@@ -21,6 +20,7 @@ from typing import Any, Literal
 
 from launcher import ask, codestore, database, history
 from launcher.errors import InputError, RingctlError
+from launcher.filelock import is_held, lock_soon
 from launcher.model import Inventory, from_json, to_json
 from launcher.plan import is_trainer
 from launcher.wholefile import replace_whole
@@ -304,18 +304,13 @@ def lock(run: str) -> Iterator[int | None]:
     make_folders(folder(run))
     descriptor = os.open(folder(run) / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        yield None
-    else:
-        yield descriptor
+        yield descriptor if lock_soon(descriptor) else None
     finally:
         os.close(descriptor)
 
 
 def is_launching(run: str) -> bool:
-    with lock(run) as descriptor:
-        return descriptor is None
+    return is_held(folder(run) / "lock")
 
 
 # --- Starting ------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ import os
 import stat
 from pathlib import Path
 
+OPEN_ALREADY = ("/dev/fd/", "/dev/stdout", "/dev/stderr", "/proc/")
+
 
 def replace_whole(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Put `data` there, at once and for good. Raises OSError with the file as it was."""
@@ -30,16 +32,16 @@ def replace_whole(path: Path, data: bytes, mode: int = 0o600) -> None:
 
 def write_where_named(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Where somebody wants it: a file is replaced whole, also one that a link leads to, and keeps its mode;
-    what is no file (a device, a pipe) is written to."""
+    what is no file (a device, a pipe), or is open already (/dev/fd/1), is written to."""
     try:
         there = os.stat(path).st_mode
     except FileNotFoundError:
         replace_whole(Path(os.path.realpath(path)), data, mode)
         return
-    if stat.S_ISREG(there):
+    if stat.S_ISREG(there) and not os.path.abspath(path).startswith(OPEN_ALREADY):
         replace_whole(Path(os.path.realpath(path)), data, stat.S_IMODE(there))
     else:
-        with open(path, "wb", buffering=0) as file:
+        with open(path, "ab", buffering=0) as file:
             rest = memoryview(data)
             while rest:
                 rest = rest[file.write(rest) or 0 :]

@@ -237,9 +237,11 @@ class Keeper:
         return True
 
     def has_begun(self, record: Record) -> bool:
-        """Whether some host knows of it, though its launch has not lived to say so."""
+        """Whether some host knows of it, though its launch has not lived to say so. Hosts are not asked about
+        a run that has ended since."""
+        found = runs.found_of(record)
         with contextlib.closing(Pool(no_input=True)) as pool:
-            return bool(runs.refreshed(runs.found_of(record), pool).states)
+            return found.is_over or bool(runs.refreshed(found, pool).states)
 
     def launch(self, row: Queued) -> None:
         try:

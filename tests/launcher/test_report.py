@@ -223,6 +223,9 @@ def test_what_is_no_file_is_written_to_and_a_link_stays_one(tmp_path: Path) -> N
     cli_init.write(tmp_path / "dangling", "first", force=True)
     cli_init.write(link, "newer", force=True)
     assert (pipe.is_fifo(), link.is_symlink(), file.read_text()) == (True, True, "newer")
+    with open(file, "a") as opened:
+        cli_report.write(Path(f"/dev/fd/{opened.fileno()}"), " and more")
+    assert file.read_text() == "newer and more", "whoever has it open is not left with a file that is gone"
     assert (file.stat().st_mode & 0o777, (tmp_path / "made").read_text()) == (0o600, "first")
 
 

@@ -521,6 +521,14 @@ def test_runs_that_users_stop_and_those_that_the_keeper_ends_do_not_wait_for_eac
         assert children.ringctl("stop", run, "--json").code == 0
 
 
+def test_a_run_that_ended_before_its_killed_launch_could_say_so_has_begun() -> None:
+    run = detach(["true"], world=1, options=("--no-prefork",))
+    wait_for(lambda: "succeeded" in ringctl("status", run).stdout, "its end to be known here")
+    record = history.read(run)
+    assert record is not None
+    assert keeper.Keeper(this_machine(1), lambda _: None, lambda _: None).has_begun(record)
+
+
 @contextlib.contextmanager
 def all_of(hands: threading.BoundedSemaphore) -> Iterator[None]:
     """Somebody has them, as if hosts were silent."""
