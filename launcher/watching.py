@@ -24,8 +24,11 @@ from launcher.filelock import LOOK_S, is_held, try_lock
 
 BEGIN_S = 20.0  # by then a watcher has said that it is there
 END_S = 30.0  # and by then it has gone, once its run was stopped
+# Not what is in this folder; and whoever started us in the background may have had SIGINT ignored, by which
+# we are told to give up.
 WATCHER = (
-    "import sys; del sys.path[0]; from launcher.__main__ import main; main()"  # not what is in this folder
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "del sys.path[0]; from launcher.__main__ import main; main()"
 )
 NOT_NEEDED = (
     "stop",

@@ -223,15 +223,22 @@ def mine(call: Call) -> dict[str, Any]:
 
 def stop(call: Call) -> dict[str, Any]:
     run = mine(call)["run"]
-    if not is_cancelled(call, run):
-        grace, keeper = float(call.body.get("grace", 5.0)), call.service.keeper
-        with keeper.stopping(run, grace + STOP_S):
-            done = ringctl("stop", run, "--json", "--grace", str(grace), seconds=grace + STOP_S)
-        done.json()
-        if done.code not in (0, 1):
-            raise done.refusal()
-        call.service.keeper.wake()
+    grace, keeper = float(call.body.get("grace", 5.0)), call.service.keeper
+    with keeper.stopping(run, grace + STOP_S):
+        if is_cancelled(call, run) and not has_later_attempt(run):
+            return known(call, listing.row(run))
+        done = ringctl("stop", run, "--json", "--grace", str(grace), seconds=grace + STOP_S)
+    done.json()
+    if done.code not in (0, 1):
+        raise done.refusal()
+    call.service.keeper.wake()
     return known(call, listing.row(run))
+
+
+def has_later_attempt(run: str) -> bool:
+    """Whether somebody has started it again, which may be while its launch is still there."""
+    record = history.read(run)
+    return record is not None and record.plan.attempt > 1
 
 
 def cancel(call: Call) -> dict[str, Any]:
@@ -243,14 +250,21 @@ def cancel(call: Call) -> dict[str, Any]:
 
 def is_cancelled(call: Call, run: str) -> bool:
     """Whether it was still in the queue, or its launch under way; then that has ended now, most times."""
-    keeper = call.service.keeper
-    if not keeper.cancel(run):
+    if not call.service.keeper.cancel(run):
         return False
+    wait_for_launch(call.service.keeper, run)
+    call.service.keeper.wake()
+    return True
+
+
+def wait_for_launch(keeper: Keeper, run: str) -> bool:
+    """Whether nobody launches it any more, after a while at the most."""
     until = time.monotonic() + CANCEL_S
-    while (entry := queued.row(run)) and entry.state == "starting" and time.monotonic() < until:
+    while (entry := queued.row(run)) and entry.state == "starting":
+        if time.monotonic() > until:
+            return False
         keeper.wake()
         time.sleep(0.1)
-    keeper.wake()
     return True
 
 
@@ -266,6 +280,8 @@ def restart(call: Call) -> dict[str, Any]:
     world, grow = call.body.get("world"), bool(call.body.get("grow"))
     if world is not None and grow:
         raise Refused(400, "grow means as many ranks as it was launched with", "leave out world")
+    if not wait_for_launch(keeper, run):
+        raise Refused(409, f"run {run} is being started at this moment", "try again")
     if world is None and not grow:
         needed = keeper.here(record.hosts, planned(record))
     else:
