@@ -271,7 +271,7 @@ THEMES: tuple[tuple[str, tuple[Row, ...]], ...] = (
                 "the host's Python is too old",
                 (
                     r"^\S*(Error|ERROR)\S*:? .*requires (a different )?Python",
-                    r"hostd\.py.*SyntaxError",
+                    r"launcher/host\w+\.py.*SyntaxError",
                     r"SyntaxError: future feature annotations",
                 ),
                 "a Python older than 3.8 was to run ringctl's supervisor, or one too old for a package",
