@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from launcher import fold, history, tape
 from launcher.diagnose import Cause
 from launcher.follow import Place
-from launcher.model import Event, Host, HostPlan, Inventory, Plan, RankSpec
+from launcher.model import Event, Host, HostPlan, Inventory, Plan, RankSpec, from_json
 from launcher.plan import LaunchOptions
 from launcher.watch import Outcome
 
@@ -279,10 +279,11 @@ def test_how_an_attempt_ended_is_kept(book: tape.Tape) -> None:
     assert tape.folded(RUN) == state
     assert [a["state"] for a in tape.attempts(RUN)] == ["running"]
     assert not tape.is_recorded(RUN, 1)
-    book.finish(Outcome(fold.as_lost(state), Cause(0, "h0", "it went away", "look there")))
+    cause = Cause(0, "h0", "it went away", "look there")
+    book.finish(Outcome(fold.as_lost(state), cause))
     (attempt,) = tape.attempts(RUN)
     assert (attempt["state"], attempt["started"], attempt["world"]) == ("lost", 5.0, 2)
-    assert attempt["cause"] == {"text": "it went away", "fix": "look there", "rank": 0, "host": "h0"}
+    assert from_json(Cause, attempt["cause"]) == cause
     assert tape.is_recorded(RUN, 1)
 
 
