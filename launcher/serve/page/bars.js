@@ -12,7 +12,11 @@ export function slowest(rows, hostOf) {
   if (rows.length < 2) return "";
   const compute = rows.map((row) => row.step_ms - row.comm_ms), middle = median(compute);
   const worst = compute.indexOf(Math.max(...compute));
-  if (!(middle > 0) || compute[worst] < CLEARLY * middle) return "All ranks compute for about as long: none holds up the others.";
+  if (!(middle > 0) || compute[worst] < CLEARLY * middle) {
+    const least = Math.min(...compute), even = !(middle > 0) || compute[worst] < CLEARLY * least;
+    return even ? "All ranks compute for about as long: none holds up the others."
+      : `No rank by itself holds up the others: they compute for ${milliseconds(least)} to ${milliseconds(compute[worst])} a step.`;
+  }
   const times = (compute[worst] / middle).toFixed(1), host = hostOf(rows[worst].rank);
   return `Rank ${rows[worst].rank}${host ? ` on ${host}` : ""} computes ${times} times as long as the others, which wait for it.`;
 }

@@ -294,6 +294,6 @@ export function sparkline(values, label) {
 /** The three curves of runs, as the page and the report show them. */
 export const CHARTS = [
   { key: "loss", title: "Loss", logarithmic: true },
-  { key: "accuracy", title: "Accuracy", percent: true, write: (value) => `${(100 * value).toFixed(2)}%`, empty: "No accuracy reported yet" },
+  { key: "accuracy", title: "Accuracy", percent: true, write: (value) => `${(100 * value).toFixed(2)}%`, empty: "No accuracy reported" },
   { key: "samples_per_s", title: "Throughput", unit: "samples/s", write: (value) => figure(value, 4), zero: true, sum: true },
 ];

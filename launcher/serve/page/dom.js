@@ -72,12 +72,12 @@ export function framed(draw) {
   return later;
 }
 
-/** Calls `draw` soon, but no more often than every `ms`: numbers that change faster cannot be read. */
+/** Calls `draw` soon, but no more often than every `ms()`: what changes faster cannot be read. */
 export function paced(draw, ms) {
   let timer = 0, before = -Infinity;
   const later = () => {
     if (timer) return;
-    timer = setTimeout(() => { timer = 0; before = performance.now(); draw(); }, Math.max(0, before + ms - performance.now()));
+    timer = setTimeout(() => { timer = 0; before = performance.now(); draw(); }, Math.max(0, before + ms() - performance.now()));
   };
   later.cancel = () => { clearTimeout(timer); timer = 0; };
   return later;

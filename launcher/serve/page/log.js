@@ -5,7 +5,7 @@ import { get, runPath } from "./api.js";
 import { copy, announce } from "./dialogs.js";
 import { icon } from "./icons.js";
 import { clock, harmless, plural, ranges, whole } from "./format.js";
-import { LINE, LogRows, passes } from "./logmodel.js";
+import { LINE, LogRows, passes, ranksOf } from "./logmodel.js";
 import { note } from "./router.js";
 
 const ROW = 22; // pixels, as the style sheet has it
@@ -13,6 +13,7 @@ const BEYOND = 12; // rows drawn above and below what is seen
 const PAGE = 1000; // lines asked for at a time
 const MOST_PENDING = 30000;
 const PACE_MS = 60;
+const RUSH_MS = 200; // where nothing of what was drawn is in sight any more: nobody can read it sooner
 const TYPING_MS = 250;
 const COLOURS = 8;
 const WHO = 11; // characters, as the style sheet has it
@@ -28,9 +29,12 @@ export class LogView {
     this.chosen = Number(query.line) || 0;
     this.loading = false;
     this.passed = 0; // lines that came too fast to be shown
+    this.drawn = 0; // how many rows there were when it was last drawn
+    this.height = 0; // of the box
     this.build(ranks);
-    this.paint = paced(() => this.render(), PACE_MS);
-    this.watcher = new ResizeObserver(() => this.paint());
+    this.pace = PACE_MS;
+    this.paint = paced(() => this.render(), () => this.pace);
+    this.watcher = new ResizeObserver(() => { this.height = this.box.clientHeight; this.paint(); });
     this.watcher.observe(this.box);
     this.load(this.chosen);
   }
@@ -125,7 +129,9 @@ export class LogView {
       const answer = await get(runPath(this.run, "/log"), { ...this.filters, ...where, limit: PAGE });
       if (this.asked !== mine) return;
       if (older) {
-        this.box.scrollTop += ROW * this.rows.prepend(answer.lines);
+        const added = this.rows.prepend(answer.lines);
+        this.stretch();
+        this.box.scrollTop += ROW * added;
         this.rows.older = answer.more && answer.first < this.rows.first + (answer.lines.length ? 1 : 0);
         this.rows.first = answer.first || this.rows.first;
       } else {
@@ -158,6 +164,7 @@ export class LogView {
 
   scrolled() {
     const { scrollTop } = this.box, atEnd = scrollTop >= this.lowest - ROW;
+    if (scrollTop === this.before) return; // by ourselves
     if (this.follows && !atEnd && scrollTop < this.before) this.follow(false);
     else if (!this.follows && atEnd && !this.rows.newer && scrollTop > this.before) this.follow(true);
     this.before = scrollTop;
@@ -166,29 +173,31 @@ export class LogView {
 
   /** How far down it goes. The box itself may say more: rows that are just being moved up count there. */
   get lowest() {
-    return Math.max(0, this.rows.rows.length * ROW - this.box.clientHeight);
+    return Math.max(0, this.rows.rows.length * ROW - this.height);
   }
 
+  stretch() {
+    this.spacer.style.height = `${this.rows.rows.length * ROW}px`;
+  }
+
+  /** What it measures it asks for before it changes anything, or after all: a browser lays out anew for each answer. */
   render() {
     if (!this.box.isConnected) return;
-    const { rows } = this.rows;
-    if (this.rows.dropped) {
-      if (!this.follows) this.box.scrollTop -= ROW * this.rows.dropped;
-      this.rows.dropped = 0;
-    }
-    this.spacer.style.height = `${rows.length * ROW}px`;
-    if (this.follows) {
-      this.box.scrollTop = this.lowest;
-      this.before = this.box.scrollTop;
-    }
-    const { clientHeight } = this.box, scrollTop = Math.min(this.box.scrollTop, this.lowest);
-    const start = Math.max(0, Math.floor(scrollTop / ROW) - BEYOND), end = Math.min(rows.length, Math.ceil((scrollTop + clientHeight) / ROW) + BEYOND);
+    const { rows } = this.rows, { lowest } = this;
+    const scrolledTo = this.follows ? lowest : this.box.scrollTop - ROW * this.rows.dropped, scrollTop = Math.max(0, Math.min(scrolledTo, lowest));
+    const start = Math.max(0, Math.floor(scrollTop / ROW) - BEYOND), end = Math.min(rows.length, Math.ceil((scrollTop + this.height) / ROW) + BEYOND);
+    this.stretch();
     this.list.style.transform = `translateY(${start * ROW}px)`;
     put(this.list, rows.slice(start, end).map((row) => this.row(row)), rows.length ? null : h("p", { class: "nothing" }, this.nothing()));
     this.jump.hidden = this.follows || rows.length === 0;
     say(this.count, rows.length ? `${plural(rows.length, "line")}${this.rows.older || this.rows.newer ? " loaded" : ""}` : "");
     this.note.hidden = !this.passed;
     say(this.note, this.passed ? `Too fast for this browser: about ${plural(this.passed, "line")} passed by unseen. They are in the log: scroll up, or search.` : "");
+    if (this.follows || this.rows.dropped) this.box.scrollTop = scrolledTo;
+    if (this.follows) this.before = this.box.scrollTop;
+    this.rows.dropped = 0;
+    this.pace = (this.rows.added - this.drawn) * ROW > this.height ? RUSH_MS : PACE_MS;
+    this.drawn = this.rows.added;
     if (scrollTop < ROW * 40 && this.rows.older) this.more(true);
     else if (this.rows.newer && end > rows.length - 40) this.more(false);
   }
@@ -200,7 +209,7 @@ export class LogView {
   }
 
   row(row) {
-    const { line, count, ranks } = row, id = line[LINE.id], rank = line[LINE.rank];
+    const { line, count } = row, ranks = ranksOf(row), id = line[LINE.id], rank = line[LINE.rank];
     const all = `ranks ${ranges(ranks)}`, many = all.length > WHO ? `${ranks.size} ranks` : all;
     const who = ranks.size > 1 ? many : rank === null ? line[LINE.host] : `rank ${rank}`;
     const chosen = this.chosen >= id && this.chosen <= row.last[LINE.id];
@@ -248,7 +257,7 @@ export class LogView {
 
   reveal(id) {
     const at = this.rows.indexOf(id);
-    this.spacer.style.height = `${this.rows.rows.length * ROW}px`;
+    this.stretch();
     this.box.scrollTop = Math.max(0, at * ROW - this.box.clientHeight / 3);
     this.before = this.box.scrollTop;
     if (this.rows.rows[at]) this.choose(this.rows.rows[at]);

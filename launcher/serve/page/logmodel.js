@@ -20,7 +20,7 @@ function holds(text, wanted) {
   return text.toLowerCase().includes(wanted) || (text.includes("\u001b") && harmless(text).toLowerCase().includes(wanted));
 }
 
-/** A row is {line, count, ranks, last}: `count` lines that follow each other and say the same. */
+/** A row is {line, count, ranks, last}: `count` lines that follow each other and say the same; `ranks` is null for a line alone. */
 export class LogRows {
   constructor() {
     this.clear();
@@ -34,6 +34,7 @@ export class LogRows {
     this.older = false; // there are more before
     this.newer = false; // and after: then what is said now does not follow on
     this.dropped = 0; // rows taken from the front since the last look
+    this.added = 0; // rows that came at the end, ever
   }
 
   /** Lines after the last one; those that are here already are left out. */
@@ -46,15 +47,15 @@ export class LogRows {
       const before = this.rows[this.rows.length - 1];
       if (this.folds && before && same(before.line, line)) {
         before.count += 1;
-        before.ranks.add(line[LINE.rank]);
+        before.ranks = ranksOf(before).add(line[LINE.rank]);
         before.last = line;
       } else {
-        this.rows.push({ line, count: 1, ranks: new Set([line[LINE.rank]]), last: line });
+        this.rows.push({ line, count: 1, ranks: null, last: line });
         added += 1;
       }
     }
+    this.added += added;
     if (this.rows.length > MOST_ROWS + SPARE) this.drop(this.rows.length - MOST_ROWS);
-    return added;
   }
 
   /** Lines before the first one; how many rows they make. */
@@ -83,6 +84,11 @@ export class LogRows {
     }
     return low;
   }
+}
+
+/** Of a row: who said it. */
+export function ranksOf(row) {
+  return row.ranks ?? new Set([row.line[LINE.rank]]);
 }
 
 function same(a, b) {

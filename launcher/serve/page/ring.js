@@ -7,6 +7,7 @@ const SIDE = 380;
 const MIDDLE = SIDE / 2;
 const FEW = 6; // with more ranks only the slowest link is labelled
 const SLOW = 0.7; // of the usual bandwidth
+const TURNS = 4; // after so many it looks as before
 
 /** Rank -> its link to the next one: {from, to, source, target, latency_ms, mbit_s, inside}. */
 export function ringLinks(ranks, links) {
@@ -32,6 +33,8 @@ export class Ring {
     this.summary = h("p", { class: "summary" });
     this.picture = svg("svg", { class: "ring", viewBox: `-42 16 ${SIDE + 84} ${SIDE - 32}`, role: "img" });
     this.details = h("details", { class: "numbers" }, h("summary", null, "Numbers"), h("div"));
+    this.step = undefined;
+    this.turned = 0; // it turns as steps are made, and by nothing else: a page that is left open costs nothing for it
     this.element = h("figure", { class: "card chart ringcard" }, h("figcaption", null, h("h3", null, "The ring")), this.summary, this.picture, this.details);
   }
 
@@ -41,6 +44,9 @@ export class Ring {
     say(this.summary, words);
     set(this.picture, "aria-label", `Ring of ${ranks.length} ranks. ${words}`);
     this.picture.classList.toggle("alive", isActive(run.state));
+    if (run.step !== this.step) this.turned = (this.turned + 1) % TURNS;
+    this.step = run.step;
+    set(this.picture, "vars", { "--turned": this.turned });
     const radius = ranks.length <= FEW ? 118 : 138, size = ranks.length <= FEW ? 25 : Math.max(6, Math.min(19, (Math.PI * radius) / ranks.length - 2));
     const place = (at, r) => {
       const angle = (2 * Math.PI * at) / Math.max(1, ranks.length) - Math.PI / 2;

@@ -77,10 +77,10 @@ export function runView(place, { run: id, query }) {
     measuredAgain();
     update();
     take();
-    return { element: h("div", { class: "overview" }, curves.element, h("div", { class: "pair" }, h("div", null, bars.element, tail), ring.element)), update, measured: measuredAgain, said: paced(take, PACE_MS) };
+    return { element: h("div", { class: "overview" }, curves.element, h("div", { class: "pair" }, h("div", null, bars.element, tail), ring.element)), update, measured: measuredAgain, said: paced(take, () => PACE_MS) };
   }
 
-  const drawMeasured = paced(() => { shown?.measured?.(); statistics(); }, PACE_MS);
+  const drawMeasured = paced(() => { shown?.measured?.(); statistics(); }, () => PACE_MS);
 
   function drawRun() {
     refresh(parts.head, [run.run, run.name, run.state, run.user, run.world, run.hosts, run.attempt, run.actions, run.watched, run.step, run.steps, run.left_s, times(run)], heading);
