@@ -4,8 +4,10 @@ Standard library only, Python 3.8 and up; hostd and the probe import it. The sup
 record when it starts and removes it at the end. The folder is everybody's, so nothing in it is believed that
 is not borne out: a record counts only if it is a plain file of the user whose number its name begins with,
 and as long as the process that it names lives and is that user's. What a killed supervisor or a reboot has
-left counts for nothing, and goes when its owner next comes by. All of this is for others to see; no run fails
-for want of it, and only one that says so, as those of a service do, waits for what others have (`claim`).
+left counts for nothing, and goes when its owner next comes by. Only where the next attempt of a run is
+about to start does its record count without a process, and not for long (`let_go`). All of this is for others
+to see; no run fails for want of it, and only one that says so, as those of a service do, waits for what
+others have (`claim`).
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ RECORD = re.compile(r"([0-9]{1,10})-([A-Za-z0-9][A-Za-z0-9._-]{0,127})\.json")
 FRESH = 0o700  # the mode of the folder until it has been opened to all
 BESIDE = re.compile(r"\.[0-9]{1,10}-[0-9a-f]{16}\.tmp")  # a record before it has its name
 NUMBERS = ("attempt", "slots", "world", "pid", "start_time")
+TOLD = ("run", "attempt", "slots", "world", "shared")
 LARGEST = 4096  # bytes of a record
 MOST_SLOTS, MOST_RANKS = 1024, 100_000
 WRITTEN_S = 60.0  # by then a record has its name, or never will
@@ -33,6 +36,7 @@ MOST_NAMES = 100_000  # that are looked at
 MOST_SWEPT = 1000  # at a start, which waits for nothing
 MOST_OF_A_USER = 250
 MOST_RUNS = 1000  # that are told
+MOST_KEPT_S = 3600.0  # for the next attempt of a run; who waits longer than that stands back
 LOOK_S = 2.0  # whatever others have put there: by then, what was found is told
 NO_FOLDER = "what runs take of this host is not written down for others to see: "
 
@@ -150,7 +154,7 @@ def claim(about: dict[str, Any], room: int, holder: dict[str, Any]) -> str:
     one sees the other, and there is no lock that somebody could keep."""
     run, slots, shared = str(about["run"]), int(about["slots"]), bool(about["shared"])
     mine = (run, user_name(os.getuid()))
-    here = mine in [(each["run"], each["user"]) for each in taken()[0]]
+    here = has_holder(run)
     if not here:  # else it has begun already, which its start will find out
         write(run, int(about["attempt"]), slots, int(about["world"]), shared, holder)
     others = [each for each in taken()[0] if (each["run"], each["user"]) != mine]
@@ -203,6 +207,53 @@ def remove(run: str) -> None:
         pass
     finally:
         os.close(folder)
+
+
+def let_go(run: str, kept_s: float) -> None:
+    """The run has ended here; its slots are kept so many seconds for its next attempt. By the clock since the
+    host's boot, which nobody can set."""
+    if kept_s <= 0:
+        remove(run)
+        return
+    try:
+        folder = open_folder(make=False)
+    except (Unusable, OSError):
+        return
+    try:
+        record = own(folder, run)
+        if record is not None:
+            until = since_boot() + min(kept_s, MOST_KEPT_S)
+            put(folder, record_name(run), json.dumps(dict(record, until=until)).encode())
+    except OSError:
+        pass  # a full disk: then it is as if nothing were kept
+    finally:
+        os.close(folder)
+
+
+def since_boot() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def own(folder: int, run: str) -> dict[str, Any] | None:
+    """The record of a run of ours, if it counts."""
+    name = record_name(run)
+    try:
+        return read(folder, name, os.stat(name, dir_fd=folder, follow_symlinks=False), boot_id())
+    except OSError:
+        return None
+
+
+def has_holder(run: str) -> bool:
+    """Whether a run of ours has slots here, and a process that stands for it."""
+    try:
+        folder = open_folder(make=False)
+    except (Unusable, OSError):
+        return False
+    try:
+        record = own(folder, run)
+    finally:
+        os.close(folder)
+    return record is not None and is_alive(record["pid"], record["start_time"], os.getuid())
 
 
 def sweep(folder: int) -> None:
@@ -259,7 +310,8 @@ def records(folder: int) -> list[dict[str, Any]]:
             continue  # it ended just now
         if record and of_user.get(about.st_uid, 0) < MOST_OF_A_USER:
             of_user[about.st_uid] = of_user.get(about.st_uid, 0) + 1
-            found.append(dict(record, user=user_name(about.st_uid)))
+            told = {key: record[key] for key in TOLD}
+            found.append(dict(told, user=user_name(about.st_uid)))
     return sorted(found, key=lambda each: (each["user"], each["run"]))[:MOST_RUNS]
 
 
@@ -291,9 +343,13 @@ def read(folder: int, name: str, about: os.stat_result, boot: str) -> dict[str, 
     record = parsed(data)
     if record is None or record["run"] != match[2] or record["boot_id"] != boot:
         return None
-    if not is_alive(record["pid"], record["start_time"], about.st_uid):
-        return None
-    return {key: record[key] for key in ("run", "attempt", "slots", "world", "shared")}
+    return record if is_kept(record) or is_alive(record["pid"], record["start_time"], about.st_uid) else None
+
+
+def is_kept(record: dict[str, Any]) -> bool:
+    """Whether its slots are kept for the next attempt, though no process has them."""
+    until = record.get("until")
+    return type(until) is float and 0 < until - since_boot() <= MOST_KEPT_S
 
 
 def is_plain(about: os.stat_result) -> bool:

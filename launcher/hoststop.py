@@ -9,7 +9,7 @@ import time
 from launcher.hostbooks import close_books
 from launcher.hostproc import alive, carriers, kill_all, send
 from launcher.hostruns import FINAL, read_state, run_folder
-from launcher.hostword import leave_word
+from launcher.hostword import NOT_AGAIN, leave_word
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
@@ -55,12 +55,22 @@ def command_stop(request: dict[str, Any]) -> dict[str, Any]:
     if before["state"] not in FINAL:
         terminate(before, grace + 15.0, number)
     left = kill_all(lambda: carriers(run, ends), 5.0)  # what somebody has started since then is not ours
+    if reason in ("stopped", NOT_AGAIN):
+        free_kept_slots(run)
     try:
         close_books(folder, reason)
     except OSError:
         pass  # a full disk: what matters is ended
     after = read_state(run) or before
     return {"known": True, "was": before["state"], "state": after["state"], "ended": running, "left": left}
+
+
+def free_kept_slots(run: str) -> None:
+    """Those of an attempt that had failed already, and after which none comes now."""
+    from launcher import hostslots
+
+    if not hostslots.has_holder(run):
+        hostslots.remove(run)
 
 
 def state_or_word(run: str, attempt: int, grace: float, reason: str) -> dict[str, Any] | None:

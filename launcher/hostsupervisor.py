@@ -310,17 +310,19 @@ class Supervisor:
             pass  # a full disk: that is told by what matters
 
     def free_slots(self) -> None:
-        """Before the final state is written: the next attempt may start at once then."""
+        """Before the final state is written: the next attempt may start at once then, and if one may come by
+        itself the slots are kept for it."""
         from launcher import hostslots
 
-        hostslots.remove(str(self.plan["run"]))
+        hostslots.let_go(
+            str(self.plan["run"]), float(self.plan.get("keeps") or 0) if self.state == "failed" else 0.0
+        )
 
     # the end
 
     def finish(self) -> None:
         """End what the ranks left behind, take its last words, and write the final state."""
         left = kill_all(lambda: descendants(os.getpid()), 10.0)
-        self.free_slots()
         for fd in list(self.readers):
             while fd in self.readers and wait_readable(fd, 0):
                 self.read_output(fd)
@@ -334,6 +336,7 @@ class Supervisor:
         self.state = "failed" if failed or stopped else "succeeded"
         if stopped and self.ending.stop_requested:
             self.state = "stopped"
+        self.free_slots()
         self.log.event("host_finished", rank=None, state=self.state, left=left)
         self.ending.tell_the_end(self.state)
         while not self.close() and not self.ending.asked:
@@ -349,8 +352,8 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         kill_all(lambda: descendants(os.getpid()), 5.0)
-        self.free_slots()
         self.state, reason = ("stopped", "stopped") if error == STOPPED_EARLY else ("failed", error)
+        self.free_slots()
         for rank in self.ranks:
             rank.state, rank.reason = self.state, reason
             log_exit(self.log, rank.number, self.state, 127, None, reason)

@@ -22,7 +22,7 @@ from launcher.hostdisk import NO_ROOM, keep_room, write_all
 from launcher.hostprefork import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
 from launcher.hostproc import descendants, identity, kill_all, send
 from launcher.hostsupervisor import HEARTBEAT_S, Supervisor
-from launcher.hostword import KILLED, STOPPED_EARLY, is_stopped
+from launcher.hostword import KILLED, STOPPED_EARLY, is_stopped, stop_word
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ def be_warden(folder: str, plan: dict[str, Any], answer: int) -> int:
     if status:  # hostd did not live to do it itself
         from launcher import hostslots
 
-        hostslots.remove(str(plan["run"]))
+        wanted = (stop_word(folder, int(plan["attempt"])) or {}).get("reason") == "stopped"
+        hostslots.let_go(str(plan["run"]), 0.0 if wanted else float(plan.get("keeps") or 0))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     while not books_closed(folder) and status:
         time.sleep(HEARTBEAT_S)  # a full disk: as soon as there is room; not if hostd was told not to wait

@@ -220,6 +220,7 @@ class HostPlan:
     code: str = ""  # digest of the snapshot whose copy is the run's own folder; "" for none
     listens: int = 0  # the master port, on the master's host: it must still be free there
     shared: bool = False  # its slots may be others' as well, who say so, too
+    keeps: float = 0.0  # seconds for which its slots are kept after a failure, for the next attempt
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,9 @@ from launcher.errors import InputError, PreflightError
 from launcher.model import EnvSpec, Facts, Host, HostPlan, Inventory, Plan, RankSpec
 from launcher.redact import Hidden
 
+LONGEST_DELAY_S = 60.0  # between two attempts
+STARTS_S = 45.0  # by then an attempt has started, or has met something that keeps it waiting
+
 
 @dataclass(frozen=True)
 class LaunchOptions:
@@ -162,7 +165,20 @@ def host_plan(
         code="" if host.local or is_trainer(options.command) else options.code,
         listens=int(shared["MASTER_PORT"]) if ranks.start == 0 else 0,
         shared=options.shared,
+        keeps=kept_after_failure(options),
     )
+
+
+def kept_after_failure(options: LaunchOptions) -> float:
+    """For how many seconds its slots are kept: until the next attempt should have started, if one comes."""
+    failures = options.attempt - options.since + 1
+    return restart_delay(options, failures) + STARTS_S if failures <= options.max_restarts else 0.0
+
+
+def restart_delay(options: LaunchOptions, failures: int) -> float:
+    """Seconds before the next attempt: twice as many after each failure, but not for ever."""
+    longest = max(LONGEST_DELAY_S, options.restart_delay)
+    return float(min(longest, options.restart_delay * 2 ** (min(failures, 20) - 1)))
 
 
 def folder_and_argv(host: Host, facts: Facts, options: LaunchOptions) -> tuple[str, tuple[str, ...]]:

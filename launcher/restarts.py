@@ -12,17 +12,18 @@ from launcher import ask, fold, history, runs
 from launcher.agent import Agent, agents_for
 from launcher.ask import Asked
 from launcher.errors import HostError, NotKept, RingctlError, StoppedEarly
+from launcher.fanout import fan_out
 from launcher.follow import first
+from launcher.hostword import NOT_AGAIN
 from launcher.leftovers import Leftovers, end_before
 from launcher.model import Host, Inventory, Plan
-from launcher.plan import LaunchOptions, place
+from launcher.plan import LaunchOptions, place, restart_delay
 from launcher.rests import Beside, Rests
 from launcher.run import SlotsTaken, launch
 from launcher.transport import Pool
 from launcher.watch import GRACE_S, Interrupts, Outcome, Screen, watch
 from launcher.watching import Book, Failure
 
-LONGEST_DELAY_S = 60.0
 ROOM_S, LONGEST_PAUSE_S = 3600.0, 15.0  # how long, and how often, it is tried where our own disk is full
 FIRST_LOOK_S, LAST_LOOK_S = 1.0, 30.0  # how often it is tried whether slots that others took are free again
 # Addresses, ports and times are never the same.
@@ -64,12 +65,6 @@ def same(one: Failure, other: Failure) -> bool:
     """One that was killed from outside before its first step says nothing about the program either."""
     killed = "SIGKILL" in one.error and one.step is None
     return (one.step, one.error) == (other.step, other.error) and not killed
-
-
-def delay(options: LaunchOptions, failures: Sequence[Failure]) -> float:
-    """Twice as long after each failure, but not for ever."""
-    longest = max(LONGEST_DELAY_S, options.restart_delay)
-    return float(min(longest, options.restart_delay * 2 ** (min(len(failures), 20) - 1)))
 
 
 def without(
@@ -167,6 +162,7 @@ def see_through(
             begun = next_attempt(asked, plan, screen, interrupts, pool, book, outcome.since, rests)
             if begun is None:
                 note_over(outcome)
+                give_slots_back(plan, agents, outcome.since)
                 break
             plan, agents = begun
         everybody = {**agents_for(former_hosts(plan.run), pool), **agents}
@@ -209,6 +205,13 @@ def note_over(outcome: Outcome) -> None:
     with contextlib.suppress(RingctlError):  # a full disk: the hosts are asked the next time
         run, attempt = record.plan.run, record.plan.attempt
         history.mark(run, outcome.state.state, error=text, fix=fix, attempt=attempt)
+
+
+def give_slots_back(plan: Plan, agents: Mapping[str, Agent], away: Collection[str]) -> None:
+    """There is no next attempt to keep them for. A host that cannot be asked does so for a while."""
+    keeps = [host.host for host in plan.hosts if host.keeps and host.host not in away]
+    attempt = current_attempt(plan.run, plan.attempt)
+    fan_out(keeps, lambda name: agents[name].stop(plan.run, 0.0, NOT_AGAIN, attempt, exact=True))
 
 
 def former_hosts(run: str) -> tuple[Host, ...]:
@@ -261,7 +264,7 @@ def next_attempt(
         if why_not:
             screen.note(f"{book.failures[-1].cause}; {why_not}")
             return None
-        seconds = delay(asked.options, book.failures)
+        seconds = restart_delay(asked.options, len(book.failures))
         left = asked.options.max_restarts - counted(book.failures)
         what = f"attempt {attempt + 1} begins in {seconds:.0f} s"
         after = "the last one" if left == 0 else f"{left} more after it"

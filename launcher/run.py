@@ -101,6 +101,7 @@ def could_start_again(asked: Asked, pool: Pool, known: Container[str]) -> None:
     hosts = chosen_hosts(asked.inventory, None, ",".join(options.left_out) or None)
     ready = prepare(hosts, options, pool, snapshot, preflight=True, ending=options.run)
     try:
+        refuse_without_folder(ready.plan, hosts)
         for name, told in ready.lacking.items():
             if asked.snapshot is None and name not in known and not told.get("have"):
                 words = "it has not had the run's code, and what is here has changed since"
@@ -110,6 +111,14 @@ def could_start_again(asked: Asked, pool: Pool, known: Container[str]) -> None:
                 conversation.close()
     finally:
         ready.close()
+
+
+def refuse_without_folder(plan: Plan, inventory: Inventory) -> None:
+    """Ranks on this machine run where the user was, which may be gone."""
+    local = {host.name for host in inventory.hosts if host.local}
+    for host in plan.hosts:
+        if host.host in local and not os.path.isdir(os.path.expanduser(host.workdir)):
+            raise HostError(host.host, f"there is no folder {host.workdir} any more", fix="make it again")
 
 
 def note_checked(run: str, checked: Examined) -> None:

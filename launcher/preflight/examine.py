@@ -101,6 +101,7 @@ def examine(
         i_know=options.i_know,
         shared=options.shared,
         figures=figures,
+        run=options.run,
         ending=ending,
     )
     survey = take(agents, inventory, need, code, stay=stay)

@@ -126,7 +126,8 @@ def busy(view: View) -> Iterator[Finding]:
 
 def slots_taken(view: View) -> Iterator[Finding]:
     """Only where others are there: of our own runs, `busy` tells."""
-    counted = [each for each in view.facts.taken if not (each.shared and view.need.shared)]
+    foreign = [each for each in view.facts.taken if each.run != view.need.run]
+    counted = [each for each in foreign if not (each.shared and view.need.shared)]
     others = [each for each in counted if each.run not in view.facts.runs]
     # How many slots this machine has, nobody says where there is no inventory.
     slots = max(view.host.slots, view.facts.cores) if view.host.local else view.host.slots

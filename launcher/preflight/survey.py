@@ -41,6 +41,7 @@ class Need:
     deep: bool = False  # really import torch, which takes seconds
     i_know: bool = False  # gradients may go through a public address
     shared: bool = False  # others that say so, too, may have its slots
+    run: str = ""  # its id: slots that it has already, or that are kept for it, are its own
     ending: str = ""  # a run that will have been ended by then: what it has is free
     figures: bool = True  # measure latency and bandwidth of every pair, not only whether it works
 

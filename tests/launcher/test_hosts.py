@@ -65,6 +65,21 @@ def test_each_of_two_users_sees_what_the_other_has_and_is_warned_before_a_launch
         assert {check["status"] for check in checks} == {"ok"}
 
 
+def test_between_two_attempts_of_somebody_elses_run_its_slots_are_still_taken(cluster: Hosts) -> None:
+    hosts.inventory(cluster, TWO)
+    with hosts.second_user(cluster) as of_bob:
+        again = ["--hosts", str(of_bob), "--max-restarts", "1", "--restart-delay", "300"]
+        done = ringctl("launch", "--skip-preflight", "--detach", "--json", *again, "--", "sh", "-c", "exit 3")
+        run = json.loads(done.stdout)["run"]
+        wait_for(lambda: "begins in" in ringctl("status", run).stdout, "bob's run to wait")
+        assert {name: [each["run"] for each in host["runs"]] for name, host in told().items()} == {
+            "server1": [run],
+            "server2": [run],
+        }
+        ringctl("stop", run, "--hosts", str(of_bob))
+        assert {host["taken"] for host in told().values()} == {0}
+
+
 def test_after_a_power_cut_nothing_is_taken_and_a_host_that_is_away_is_said_to_be(cluster: Hosts) -> None:
     hosts.inventory(cluster, TWO)
     started("--include", "server1")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launcher import hostslots
+from launcher import hostslots, watching
 from launcher.hostproc import identity, start_time
 from tests.launcher.ringctl import detach, launch, ringctl, run_folder, state, wait_for, wait_until_final
 
@@ -105,6 +105,58 @@ def test_a_record_holds_no_command_and_no_variable() -> None:
     names = ["attempt", "boot_id", "pid", "run", "shared", "slots", "start_time", "user", "world"]
     assert sorted(json.loads(path.read_text())) == names
     ringctl("stop", run)
+
+
+# --- Between two attempts -------------------------------------------------------------------------
+
+AGAIN = ["--max-restarts", "2", "--restart-delay", "300"]
+
+
+@pytest.mark.parametrize("fails", [True, False])  # else its supervisor is killed
+def test_until_its_next_attempt_begins_by_itself_a_run_keeps_its_slots(fails: bool) -> None:
+    command = ["sh", "-c", "exit 3"] if fails else ["sleep", "600"]
+    run = detach(command, world=2, options=AGAIN)
+    if not fails:
+        os.kill(state(run)["hostd"]["pid"], signal.SIGKILL)
+    wait_until_final(run)
+    wait_for(lambda: "begins in" in watching.sentence(run), "its watcher to wait for the next attempt")
+    assert [(each["run"], each["slots"]) for each in told()] == [(run, 2)]
+    ringctl("stop", run)
+    assert list(folder().iterdir()) == []
+
+
+@pytest.mark.parametrize("allowed", [1, 5])  # there is no third that would fail as the first two did
+def test_after_its_last_attempt_a_run_keeps_nothing(allowed: int) -> None:
+    options = ["--max-restarts", str(allowed), "--restart-delay", "0"]
+    launch(["sh", "-c", "exit 3"], world=1, code=1, options=options)
+    assert list(folder().iterdir()) == []
+
+
+def test_slots_that_are_kept_are_the_runs_own_again_when_its_next_attempt_starts() -> None:
+    once = 'test "$RINGCTL_ATTEMPT" = 1 && exit 3; sleep 600'
+    run = detach(["sh", "-c", once], world=1, options=["--max-restarts", "1", "--restart-delay", "0"])
+    wait_for(lambda: state(run)["attempt"] == 2 and state(run)["state"] == "running", "the second attempt")
+    (path,) = folder().iterdir()
+    assert "until" not in json.loads(path.read_text())
+    ringctl("stop", run)
+    assert list(folder().iterdir()) == []
+
+
+@pytest.mark.parametrize(("seconds", "counts"), [(60.0, True), (-0.1, False), (1e9, False)])
+def test_what_is_kept_counts_without_a_process_but_not_for_long(seconds: float, counts: bool) -> None:
+    record("kept", start_time=1, until=hostslots.since_boot() + seconds)  # no process began then
+    assert bool(told()) is counts
+    about = {"run": "other", "attempt": 1, "slots": 1, "world": 1, "shared": False}
+    assert bool(hostslots.claim(about, 2, identity(os.getpid()))) is counts
+    hostslots.remove("other")
+
+
+def test_whoever_starts_the_next_attempt_takes_over_what_is_kept_for_it() -> None:
+    path = record("kept", start_time=1, until=hostslots.since_boot() + 60)
+    about = {"run": "kept", "attempt": 2, "slots": 2, "world": 2, "shared": False}
+    assert hostslots.claim(about, 2, identity(os.getpid())) == ""
+    found = json.loads(path.read_text())
+    assert (found["attempt"], found["pid"], "until" in found) == (2, os.getpid(), False)
 
 
 # --- What does not count --------------------------------------------------------------------------

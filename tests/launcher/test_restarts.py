@@ -19,7 +19,7 @@ from launcher import ask, cli, cli_runs, history, hoststop, pruning, restarts, w
 from launcher.errors import HostError, RingctlError, StoppedEarly
 from launcher.hostproc import carriers
 from launcher.model import Host, Inventory
-from launcher.plan import LaunchOptions
+from launcher.plan import STARTS_S, LaunchOptions, kept_after_failure, restart_delay
 from launcher.runs import Found
 from launcher.watching import Failure
 from tests.launcher.ringctl import (
@@ -129,10 +129,15 @@ def test_the_world_that_was_chosen_by_hand_is_not_outgrown() -> None:
 
 
 def test_each_wait_is_twice_as_long_up_to_a_minute() -> None:
-    waits = [restarts.delay(OPTIONS, [failed(n) for n in range(count)]) for count in range(1, 9)]
-    assert waits == [2, 4, 8, 16, 32, 60, 60, 60]
-    patient = replace(OPTIONS, restart_delay=300.0)
-    assert restarts.delay(patient, [failed(1), failed(2)]) == 300
+    assert [restart_delay(OPTIONS, failures) for failures in range(1, 9)] == [2, 4, 8, 16, 32, 60, 60, 60]
+    assert restart_delay(replace(OPTIONS, restart_delay=300.0), 2) == 300
+
+
+def test_slots_are_kept_until_the_next_attempt_should_have_started_and_after_the_last_not_at_all() -> None:
+    thrice = replace(OPTIONS, max_restarts=3, since=4)
+    kept = [kept_after_failure(replace(thrice, attempt=attempt)) for attempt in (4, 5, 6, 7)]
+    assert kept == [2 + STARTS_S, 4 + STARTS_S, 8 + STARTS_S, 0]
+    assert kept_after_failure(replace(OPTIONS, max_restarts=0)) == 0
 
 
 HOSTS = Inventory(tuple(Host(f"s{n}", f"10.0.0.{n}") for n in range(1, 5)), "s1")
@@ -423,6 +428,18 @@ def test_a_run_is_not_ended_for_a_restart_that_its_host_is_not_fit_for(tmp_path:
     ringctl("stop", run, "--grace", "0")
 
 
+def test_a_run_is_not_ended_for_a_restart_whose_folder_is_gone(tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    command = ["--local", "--world", "1", "--detach", "--json", "--", "sleep", "1000"]
+    run = json.loads(ringctl("launch", *command, cwd=folder).stdout)["run"]
+    folder.rename(tmp_path / "elsewhere")
+    said = ringctl("restart", run, "--detach", code=4).stderr
+    assert f"there is no folder {folder} any more; attempt 1 is as it was" in said
+    assert (state(run)["state"], state(run)["attempt"]) == ("running", 1)
+    ringctl("stop", run, "--grace", "0")
+
+
 @as_root
 @pytest.mark.parametrize("watched", [True, False])  # then its folder there is full, too
 def test_a_run_is_not_ended_for_a_restart_that_cannot_be_written_down(tmp_path: Path, watched: bool) -> None:
@@ -440,17 +457,14 @@ def test_a_run_is_not_ended_for_a_restart_that_cannot_be_written_down(tmp_path: 
     ringctl("stop", run, "--grace", "0")
 
 
-def test_a_restart_that_fails_after_all_says_what_it_has_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "project"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    run = detach(["sleep", "1000"], world=1)
-    monkeypatch.chdir(tmp_path)
-    folder.rename(tmp_path / "elsewhere")
+def test_a_restart_that_fails_after_all_says_what_it_has_ended(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\nexec sleep 1000\n")
+    program.chmod(0o755)
+    run = detach([str(program)], world=1)
+    program.unlink()
     said = ringctl("restart", run, "--detach", code=1).stderr
-    assert f"there is no folder {folder}; nothing was left running; attempt 1 was ended for it" in said
+    assert f"no program '{program}' on this host; nothing was left running; attempt 1 was ended for it" in said
     assert f"to go on: ringctl restart {run}" in said
 
 
