@@ -222,7 +222,7 @@ def launch_and_watch(
     is one that is to have another attempt, which nobody else may give it meanwhile."""
     from dataclasses import replace
 
-    from launcher import fold, redact, render, restarts, run, watch, watching
+    from launcher import attempts, fold, redact, render, run, watch, watching
 
     pool().hidden = redact.to_look_for(asked.options.secrets)
     interrupts = watch.Interrupts()
@@ -245,7 +245,7 @@ def launch_and_watch(
                 return 0
             asked = replace(asked, options=replace(asked.options, run=plan.run))
             with screen:
-                outcome = restarts.see_through(asked, plan, agents, screen, interrupts, pool(), keeper.book)
+                outcome = attempts.see_through(asked, plan, agents, screen, interrupts, pool(), keeper.book)
             keeper.give_back()
     except KeyboardInterrupt:
         click.echo("interrupted; nothing was started", err=True)

@@ -292,7 +292,7 @@ def on_hosts_that_answer(asked: Asked, *, as_before: bool) -> Asked:
 @click.argument("run")
 def watcher(run: str) -> int:
     """Watch a detached run to its end and start it again if it fails."""
-    from launcher import agent, ask, fold, history, queued, redact, render, restarts, watch, watching
+    from launcher import agent, ask, attempts, fold, history, queued, redact, render, watch, watching
 
     screen = render.NoteScreen()
     with watching.watched(run) as book:
@@ -304,7 +304,7 @@ def watcher(run: str) -> int:
         asked = ask.Asked(record.inventory, options, None, rooms)  # the hosts have the run's code
         pool().hidden = redact.to_look_for(asked.options.secrets)
         agents = agent.agents_for(record.hosts, pool())
-        outcome = restarts.see_through(
+        outcome = attempts.see_through(
             asked, record.plan, agents, screen, watch.Interrupts(), pool(), book, lines=False
         )
     screen.finish(outcome)

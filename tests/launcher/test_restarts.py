@@ -464,7 +464,9 @@ def test_a_restart_that_fails_after_all_says_what_it_has_ended(tmp_path: Path) -
     run = detach([str(program)], world=1)
     program.unlink()
     said = ringctl("restart", run, "--detach", code=1).stderr
-    assert f"no program '{program}' on this host; nothing was left running; attempt 1 was ended for it" in said
+    assert (
+        f"no program '{program}' on this host; nothing was left running; attempt 1 was ended for it" in said
+    )
     assert f"to go on: ringctl restart {run}" in said
 
 

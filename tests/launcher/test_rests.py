@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher import restarts, rests, watching
+from launcher import attempts, nextattempt, rests, watching
 from launcher.agent import Agent
 from launcher.ask import Asked
 from launcher.follow import first
@@ -119,12 +119,12 @@ def test_a_rest_that_never_comes_to_an_end_does_not_keep_the_next_attempt_from_b
     )
     monkeypatch.setattr(rests, "LONGEST_S", 0.5)
     monkeypatch.setattr(Pool, "transport", lambda _pool, _host: liar(ENDLESS).transport)
-    monkeypatch.setattr(restarts, "one_attempt", screen.one_attempt)
-    monkeypatch.setattr(restarts, "next_attempt", lambda *_: (plan_on(2, "liar"), agents))
+    monkeypatch.setattr(attempts, "one_attempt", screen.one_attempt)
+    monkeypatch.setattr(nextattempt.Next, "begin", lambda *_: (plan_on(2, "liar"), agents))
     asked = Asked(inventory, LaunchOptions("r1", "", ("true",), "/t", max_restarts=1), None)
     with watching.watched("r1") as book:
         rest = (plan_on(1, "liar"), agents, screen, Interrupts(), Pool(), book)
-        seeing = threading.Thread(target=restarts.see_through, args=(asked, *rest), daemon=True)
+        seeing = threading.Thread(target=attempts.see_through, args=(asked, *rest), daemon=True)
         seeing.start()
         seeing.join(30.0)
     assert "the second attempt is watched" in screen.notes
