@@ -96,6 +96,10 @@ const [series, key] = arguments;
 return import("/page/series.js").then(({ Measured }) => new Measured({ series }).means(key, true));
 """
 BOXES = 'return import("/page/views/hosts.js").then(({ boxes }) => boxes(...arguments));'
+ENDLESS = """
+return document.getAnimations().filter((one) => one.effect.getComputedTiming().iterations === Infinity)
+  .map((one) => one.animationName)
+"""
 OVERFLOWING = """
 return [...document.querySelectorAll("main th, main td")]
   .filter((cell) => cell.scrollWidth > cell.clientWidth + 1).map((cell) => cell.textContent);
@@ -405,6 +409,21 @@ def test_a_browser_that_is_too_slow_goes_on_with_the_newest_lines_and_says_what_
     service.wait_for_state(run, "stopped")
     scene.go(f"runs/{run}?tab=log&search={before - 5000:07}")
     browser.wait(lambda: said(browser) == [f"line {before - 5000:07}"], "a line that was left out")
+
+
+def test_nothing_moves_for_ever_while_a_run_goes_on(scene: Scene) -> None:
+    """It would have the whole page laid out sixty times a second, in every browser that looks at it."""
+    service, browser = scene.service, scene.browser
+    run = service.submit("sleep", "600", world=2, prefork=False)
+    service.wait_for_state(run, "running")
+    for place in ("runs", f"runs/{run}", f"runs/{run}?tab=log", "hosts", "queue"):
+        scene.go(place)
+        browser.wait(lambda: not browser.all("main .skeleton") and browser.all("main h1"), "the screen")
+        assert browser.script(ENDLESS) == [], place
+    scene.go("runs")
+    assert browser.one("[role=progressbar].unsure")
+    service.client().post(f"/api/runs/{run}/stop")
+    service.wait_for_state(run, "stopped")
 
 
 def test_what_is_submitted_again_has_all_options_of_the_first(scene: Scene) -> None:
