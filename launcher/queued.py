@@ -214,7 +214,7 @@ def conclude(
         return True
 
     done = database.write(history.file(), work)
-    if done:
+    if done and history.read(run) is None:  # else it may have begun somewhere, and can be started again
         remove_secrets(run)
     return done
 

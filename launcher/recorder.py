@@ -278,8 +278,9 @@ def is_launching(run: str) -> bool:
 
 def due(*, gaps: bool = True) -> list[str]:
     """Runs that are to be recorded, oldest first: those that go on, those whose newest attempt is recorded in
-    part or not at all, and those that ended lately without anybody recording them. With `gaps` also those of
-    which a host had more to tell when it was last asked, for some days."""
+    part or not at all, those that somebody is about to start again, and those that ended lately without
+    anybody recording them. With `gaps` also those of which a host had more to tell when it was last asked,
+    for some days."""
     words = """
         SELECT r.run FROM runs r LEFT JOIN attempts a ON a.run = r.run AND a.attempt = r.attempt
         WHERE (
@@ -295,4 +296,5 @@ def due(*, gaps: bool = True) -> list[str]:
     now = time.time()
     values = {"lately": now - LATELY_S, "gaps": gaps, "gap": now - GAP_S, "with_a_gap": tape.WITH_A_GAP}
     found: list[sqlite3.Row] = history.ask(lambda db: db.execute(words, values).fetchall(), [])
-    return [row["run"] for row in found]
+    again = [run for run in watching.to_be_watched() if history.state_of(run) in ("failed", "lost")]
+    return sorted({*again, *(row["run"] for row in found)})

@@ -77,7 +77,6 @@ class Decision:
 
     starts: tuple[Start, ...]
     waiting: Mapping[str, str]
-    refused: Mapping[str, str]  # it can never start; it is in nobody's way
 
 
 def taken_by_others(told: Mapping[str, Sequence[SlotsTold]], own: Collection[str]) -> tuple[Taken, ...]:
@@ -291,10 +290,10 @@ def decide(
     table = Table(rooms, own + [taken for taken in others if taken.run not in mine])
     order = sorted(queued, key=lambda run: (-run.priority, run.place, run.run))
     going = ({run.run for run in order} | {taken.run for taken in table.taken} | set(going)) - set(over)
-    refused, waiting = dict(never(order, table.rooms)), dict[str, str]()
+    waiting = dict(never(order, table.rooms))
     starts, short, ahead = list[Start](), list[tuple[str, Group, int]](), Ahead(table)
     for run in order:
-        if run.run in refused:
+        if run.run in waiting:
             continue
         why = not_yet(run, going, now)
         if why:
@@ -311,7 +310,7 @@ def decide(
             ahead.taken(slots, run.shared)
             table.take(Taken(run.run, slots, run.shared))
     waiting.update((run, lacking(table, group, need)) for run, group, need in short)
-    return Decision(tuple(starts), waiting, refused)
+    return Decision(tuple(starts), waiting)
 
 
 def find(table: Table, ahead: Ahead, group: Group, need: int) -> tuple[dict[str, int] | None, str]:
@@ -337,7 +336,8 @@ def wish(run: Queued, rooms: Mapping[str, Room]) -> tuple[Group, int]:
 
 
 def never(queued: Sequence[Queued], rooms: Mapping[str, Room]) -> Iterator[tuple[str, str]]:
-    """The runs that can never start, and why."""
+    """The runs that can never start as the hosts are, and why; they are in nobody's way. They wait all the
+    same: a service may be started with other hosts once more."""
     in_circle = circle(queued)
     for run in queued:
         group, need = wish(run, rooms)

@@ -331,13 +331,17 @@ def begins_again(run: str, attempt: int, given_up: Callable[[], bool] = lambda: 
     return False
 
 
-def unwatched() -> list[str]:
-    """Runs that are to be watched, and are not."""
+def to_be_watched() -> list[str]:
+    """Runs that may start again by themselves."""
     try:
-        names = [name for name in os.listdir(folder()) if name.endswith(".json")]
+        return sorted(name.removesuffix(".json") for name in os.listdir(folder()) if name.endswith(".json"))
     except OSError:
         return []
-    return [run for run in sorted(name.removesuffix(".json") for name in names) if not is_watched(run)]
+
+
+def unwatched() -> list[str]:
+    """Runs that are to be watched, and are not."""
+    return [run for run in to_be_watched() if not is_watched(run)]
 
 
 def spawn(run: str) -> int:

@@ -41,6 +41,7 @@ log = logging.getLogger("ringctl.serve")
 TICK_S = 0.2
 LOOK_S = 1.0  # how often it looks for runs that others have started
 AGAIN_S = 5.0  # before a run that was cancelled is ended again, where a host was silent
+WATCHERS_S = 5.0  # how often it looks for runs that have lost their watcher
 GAPS_S = 60.0  # how often it asks hosts for what they could not tell
 HOSTS_S = 3.0  # how often hosts are asked
 FRESH_S = 1.0  # what a host said is believed for so long when slots are given away
@@ -88,6 +89,8 @@ class Keeper:
         self._ask_now = threading.Event()
         self._looked = 0.0
         self._gaps_at = 0.0  # when to ask again for what hosts that were away have
+        self._watchers_at = 0.0  # when to look again for runs that have lost their watcher
+        self._unwatched: set[str] = set()  # those that had none the last time
         self._pool = Pool(no_input=True)
         self._asking = {host.name: threading.Lock() for host in inventory.hosts}
         self._hearing = threading.Lock()
@@ -144,6 +147,20 @@ class Keeper:
             self._looked = time.monotonic()
             self.look_for_runs()
             self.give_slots()
+        if time.monotonic() >= self._watchers_at:
+            self._watchers_at = time.monotonic() + WATCHERS_S
+            self.look_for_watchers()
+
+    def look_for_watchers(self) -> None:
+        """Whoever is without one twice in a row gets a new one, beside the loop: a launch lets go of its run
+        before the watcher that it begins has it."""
+        before, self._unwatched = self._unwatched, set(watching.unwatched())
+        if before & self._unwatched:
+            threading.Thread(target=self._replace_watchers, name="watchers", daemon=True).start()
+
+    def _replace_watchers(self) -> None:
+        for words in watching.pick_up(None):
+            log.warning("%s", words)
 
     # --- launches ---
 
@@ -182,12 +199,15 @@ class Keeper:
     def after_launch(self, row: Queued, record: Record | None) -> None:
         """Its process is gone: did it start the run, fail to, or was it killed? Hosts are asked about a
         `record`."""
-        started, complaint = queued.told(row.run)
-        started = started or (record is not None and self.has_begun(record))
+        said, complaint = queued.told(row.run)
+        started = said or (record is not None and self.has_begun(record))
         if started and queued.begun(row.run):
             return
         if self.is_cancelled(row.run):
-            self.after_cancel(row.run, started)
+            self.after_cancel(row.run, started is not False)
+            return
+        if started is None:
+            self._stop.wait(AGAIN_S)  # then it is asked again: nobody may take what perhaps runs for failed
             return
         if not complaint and row.tries < MOST_TRIES:
             log.warning("run %s: its launch was killed; it is launched again", row.run)
@@ -236,12 +256,14 @@ class Keeper:
             return False
         return True
 
-    def has_begun(self, record: Record) -> bool:
-        """Whether some host knows of it, though its launch has not lived to say so. Hosts are not asked about
-        a run that has ended since."""
-        found = runs.found_of(record)
+    def has_begun(self, record: Record) -> bool | None:
+        """Whether some host knows of it, though its launch has not lived to say so; None if those that answer
+        do not, and others are silent. Hosts are not asked about a run that has ended since."""
         with contextlib.closing(Pool(no_input=True)) as pool:
-            return found.is_over or bool(runs.refreshed(found, pool).states)
+            found = runs.refreshed(runs.found_of(record), pool)
+        if found.is_over or found.states:
+            return True
+        return None if found.silent else False
 
     def launch(self, row: Queued) -> None:
         try:
@@ -486,8 +508,6 @@ class Keeper:
         }
         if news:
             queued.explain(news)
-        for run, why in decision.refused.items():
-            queued.conclude(run, "queued", "failed", why)
         for run in begun:
             history.mark(run, "starting")
             row = queued.row(run)

@@ -9,6 +9,7 @@ import time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from launcher import schedule
 from launcher.model import SlotsTold
 from launcher.schedule import Decision, Queued, Room, Start, Taken, decide, taken_by_others
 
@@ -167,7 +168,7 @@ def test_a_run_that_would_delay_another_goes_where_nobody_waits_if_it_can() -> N
     assert started(decision) == {"any": {"server2": 1}}
 
 
-def test_what_can_never_start_is_refused_and_is_in_nobodys_way() -> None:
+def test_what_can_never_start_says_so_and_is_in_nobodys_way() -> None:
     decision = decided(
         Queued("huge", BOTH, 8, priority=9),
         Queued("lost", ("gone",), 1, priority=9),
@@ -175,7 +176,7 @@ def test_what_can_never_start_is_refused_and_is_in_nobodys_way() -> None:
         Queued("b", BOTH, 1, after="a", priority=9),
         Queued("good", BOTH, 4),
     )
-    assert decision.refused == {
+    assert decision.waiting == {
         "huge": "needs 8 slots; the hosts have 4",
         "lost": "none of its hosts is in the inventory",
         "a": "is to wait for run b, which waits for it",
@@ -248,7 +249,7 @@ def free_on(room: Room, taken: tuple[Taken, ...], shared: bool) -> int:
 def test_no_host_is_given_away_twice_and_every_run_is_told_of_once(case) -> None:
     rooms, taken, queue = case
     decision = decide(queue, taken, (), rooms, (), NOW)
-    told = [start.run for start in decision.starts] + [*decision.waiting, *decision.refused]
+    told = [start.run for start in decision.starts] + [*decision.waiting]
     assert sorted(told) == sorted(run.run for run in queue)
     assert all(decision.waiting.values())
     after = (*taken, *(as_taken(start, queue) for start in decision.starts))
@@ -390,10 +391,11 @@ def played(rooms, taken, queue, lasts, strictly: bool) -> dict[str, float]:
     """When each run starts if each lasts as long as it does."""
     clock, began, alive = 0.0, dict[str, float](), {each.run: (lasts[each.run], each) for each in taken}
     queue = in_order(queue)
+    never = dict(schedule.never(queue, {room.name: room for room in rooms}))
     while True:
         decision = decide(queue, [each for _, each in alive.values()], (), rooms, (), NOW)
         for start in decision.starts:
-            if strictly and next(run.run for run in queue if run.run not in decision.refused) != start.run:
+            if strictly and next(run.run for run in queue if run.run not in never) != start.run:
                 break
             alive[start.run] = (clock + lasts[start.run], as_taken(start, queue))
             began[start.run] = clock

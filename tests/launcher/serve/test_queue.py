@@ -21,9 +21,11 @@ from typing import Any
 
 import pytest
 
-from launcher import history, queued, runs, schedule
+from launcher import history, queued, runs, schedule, watching
 from launcher.errors import InputError, RingctlError
 from launcher.inventory import this_machine
+from launcher.model import Host
+from launcher.queued import Submission
 from launcher.serve import children, keeper, reserving
 from launcher.serve.children import Done
 from tests.launcher.ringctl import RINGCTL, detach, events, lines, ringctl, run_folder, wait_for
@@ -527,6 +529,66 @@ def test_a_run_that_ended_before_its_killed_launch_could_say_so_has_begun() -> N
     record = history.read(run)
     assert record is not None
     assert keeper.Keeper(this_machine(1), lambda _: None, lambda _: None).has_begun(record)
+
+
+def test_a_run_of_which_a_host_that_is_silent_may_know_has_neither_begun_nor_failed() -> None:
+    """Its secrets are still needed: to hide them in its log, and to start it again."""
+    run = detach(["sleep", "600"], world=1, options=("--no-prefork",))
+    record = history.read(run)
+    assert record is not None
+    one = keeper.Keeper(this_machine(1), lambda _: None, lambda _: None)
+    assert one.has_begun(record) is True
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        away = Host("localhost", "127.0.0.1", port=nobody.getsockname()[1])
+    assert one.has_begun(replace(record, hosts=(away,))) is None
+    queued.add(run, "root", Submission(secrets={"KEY": "a"}))
+    queued.write_secrets(run, {"KEY": "a"})
+    queued.change(run, "queued", "starting")
+    assert queued.conclude(run, "starting", "failed", "no answer")
+    assert queued.env_file(run).exists()
+    ringctl("stop", run)
+
+
+def test_a_queue_outlives_a_start_with_too_few_slots() -> None:
+    with serving(slots=2) as service:
+        run = service.submit("true", world=2, at=time.time() + 2, prefork=False)
+        service.kill()
+        small = Service(slots=1).start()
+        wait_for(lambda: small.row(run)["waiting"] == "needs 2 slots; the hosts have 1", "the reason")
+        small.stop()
+        Service(slots=2)  # its inventory, as it was
+        service.start()
+        service.wait_for_state(run, "succeeded")
+
+
+AGAIN = "import os; n = os.environ['RINGCTL_ATTEMPT']; print('attempt', n); exit(n == '1')"
+
+
+def waits_again(service: Service, **more: Any) -> str:
+    """A run that has failed and is about to start again."""
+    run = service.submit(sys.executable, "-c", AGAIN, world=2, max_restarts=1, prefork=False, **more)
+    wait_for(lambda: "attempt 2 begins" in (service.row(run)["watched"] or ""), "its back-off")
+    return run
+
+
+def test_a_service_that_is_killed_between_two_attempts_tells_nobody_that_the_run_is_over() -> None:
+    with serving() as service:
+        run = waits_again(service, restart_delay=15)
+        service.kill()
+        service.start()
+        [host] = service.client().get("/api/hosts")["hosts"]
+        assert [(row["run"], row["slots"]) for row in host["runs"]] == [(run, 2)]
+        done = ringctl("--server", service.url, "logs", run, "--follow", "--no-prefix")
+        assert done.stdout.splitlines() == ["attempt 1"] * 2 + ["attempt 2"] * 2
+
+
+def test_a_service_replaces_a_watcher_that_was_killed() -> None:
+    with serving() as service:
+        run = waits_again(service, restart_delay=5)
+        watch = watching.read(run)
+        assert watch is not None
+        os.kill(watch.pid, signal.SIGKILL)
+        assert service.wait_for_state(run, "succeeded")["attempt"] == 2
 
 
 @contextlib.contextmanager
