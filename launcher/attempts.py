@@ -40,7 +40,8 @@ def see_through(
     took_over = book is not None and book.took_over
     try:
         while True:
-            leftovers.look_after(former_hosts(plan.run), agents, plan.attempt - 1)
+            former, unended = former_hosts(plan.run)
+            leftovers.look_after(former, agents, plan.attempt - 1, unended)
             again = asked.options.max_restarts > 0
             outcome, failure = one_attempt(
                 plan, agents, beside, interrupts, book, again=again, counts=not took_over
@@ -57,7 +58,7 @@ def see_through(
                 give_slots_back(plan, agents, outcome.since)
                 break
             plan, agents = begun
-        everybody = {**agents_for(former_hosts(plan.run), pool), **agents}
+        everybody = {**agents_for(former_hosts(plan.run)[0], pool), **agents}
         show_last(rests, outcome, everybody, screen, interrupts, book)
         return outcome
     finally:
@@ -106,10 +107,10 @@ def give_slots_back(plan: Plan, agents: Mapping[str, Agent], away: Collection[st
     fan_out(keeps, lambda name: agents[name].stop(plan.run, 0.0, NOT_AGAIN, attempt, exact=True))
 
 
-def former_hosts(run: str) -> tuple[Host, ...]:
-    """Those that only earlier attempts were on."""
+def former_hosts(run: str) -> tuple[tuple[Host, ...], tuple[str, ...]]:
+    """Those that only earlier attempts were on, and which of them may still have something of it."""
     record = history.read(run)
-    return record.former if record else ()
+    return (record.former, record.unended) if record else ((), ())
 
 
 def one_attempt(

@@ -161,6 +161,10 @@ def restart(run: str, world: int | None, grow: bool, i_know: bool, detach: bool,
             afterwards.enter_context(telling_what_ended(found, again))
             end_before(found, asked)
             asked, found = asked_again(found.run, world, grow, i_know)
+        elif found.unended:
+            with telling("nothing was started"):
+                end_before(found, asked)
+            asked, found = asked_again(found.run, world, grow, i_know)
         return cli.launch_and_watch(asked, preflight=True, detach=detach, as_json=as_json, again=again)
 
 
@@ -219,15 +223,15 @@ def telling_what_ended(found: Found, again: Again) -> Iterator[None]:
 def end_before(found: Found, asked: Asked) -> None:
     """End the attempt before. A host that cannot be asked, and is not needed any more, ends what it has."""
     from launcher import history, restarts
+    from launcher.leftovers import refuse_left
 
     needed = {host.name for host in restarts.needed(asked)}
     ended = end_everywhere(found, grace=5.0)
     if ended.watched:
         raise RingctlError(still_there(found.run))
     for host, answer in ended.answers.items():
+        refuse_left(host, answer)
         if not isinstance(answer, RingctlError):
-            if answer["left"]:
-                raise HostError(host, f"what it has of the attempt before did not end: {answer['left']}")
             continue
         if host in needed:
             raise HostError(host, f"cannot stop the attempt before: {answer.message}")

@@ -105,5 +105,7 @@ def refuse_again(request: dict[str, Any]) -> None:
     before = read_state(run)
     if is_stopped(run_folder(run), request):
         raise Refused(STOPPED_EARLY)
-    if attempt == 1 or (before and (before["state"] not in FINAL or before["attempt"] >= attempt)):
+    if attempt == 1 or (before and before["attempt"] >= attempt):
         raise Refused(f"{ALREADY} {run} on this host already")
+    if before and before["state"] not in FINAL:  # nobody could ask this host to end it
+        raise Refused(f"attempt {before['attempt']} of run {run} still goes on here")

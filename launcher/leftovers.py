@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,8 @@ class Ending(threading.Thread):
 
     def __init__(self, agent: Agent, run: str, attempt: int, done: Callable[[], None] = lambda: None) -> None:
         super().__init__(daemon=True)
-        self.done = done  # called once it has
+        self.done = done  # called once it has, if it still counts
+        self.counts = True  # nobody asks for more by now
         self.agent, self.run_id, self.attempt = agent, run, attempt
         self.answer: dict[str, Any] | RingctlError | None = None
         self.quit = threading.Event()
@@ -44,7 +45,7 @@ class Ending(threading.Thread):
                 self._ask(anew(self.agent.host, pool))
             finally:
                 pool.close()
-        if self.has_ended:
+        if self.has_ended and self.counts:
             self.done()
 
     def _ask(self, agent: Agent) -> None:
@@ -53,9 +54,13 @@ class Ending(threading.Thread):
         except RingctlError as error:
             self.answer = error
 
+    def give_up(self) -> None:
+        self.counts = False
+        self.quit.set()
+
     @property
     def has_ended(self) -> bool:
-        return isinstance(self.answer, dict)
+        return isinstance(self.answer, dict) and not self.answer["left"]
 
     @property
     def is_done(self) -> bool:
@@ -67,7 +72,8 @@ def end_before(
     agents: Mapping[str, Agent], run: str, attempt: int, away: Mapping[str, float]
 ) -> dict[str, str]:
     """End the attempts up to this one: {host: why it could not be asked}. Who cannot be has some time to come
-    back, from when it went `away`."""
+    back, from when it went `away`. Raises if a host has something that it cannot end: nothing is to start
+    beside that."""
     pool = Pool(no_input=True)  # whoever followed a host that went away may still have its connection in hand
     endings = {
         name: Ending(anew(agent.host, pool) if name in away else agent, run, attempt)
@@ -92,7 +98,15 @@ def end_before(
     for ending in endings.values():
         ending.quit.set()
     pool.close()
+    for name, ending in endings.items():
+        refuse_left(name, ending.answer)
     return {name: words(ending) for name, ending in endings.items() if not ending.has_ended}
+
+
+def refuse_left(host: str, answer: dict[str, Any] | RingctlError | None) -> None:
+    """Raise if processes are left that could not be ended."""
+    if isinstance(answer, dict) and answer["left"]:
+        raise HostError(host, f"what it has of the attempt before did not end: {answer['left']}")
 
 
 def words(ending: Ending) -> str:
@@ -109,13 +123,19 @@ class Leftovers:
         self.run, self.pool = run, pool
         self.endings: dict[str, Ending] = {}
 
-    def look_after(self, hosts: Iterable[Host], now: Iterable[str], attempt: int) -> None:
-        """These were on earlier attempts; those that are on it `now` have been told when it started."""
+    def look_after(
+        self, hosts: Iterable[Host], now: Iterable[str], attempt: int, unended: Container[str]
+    ) -> None:
+        """These were on earlier attempts; those that are on it `now` have been told when it started. Who is
+        known to have something `unended` may have been taken in, and lost again, since it was last asked."""
         for name in now:
             if name in self.endings:
-                self.endings.pop(name).quit.set()
+                self.endings.pop(name).give_up()
         for host in hosts:
-            if host.name not in self.endings:
+            before = self.endings.get(host.name)
+            if before is None or (host.name in unended and before.attempt < attempt):
+                if before:
+                    before.give_up()
                 agent = Agent(host, self.pool.transport(host))
                 done = partial(history.note_ended, self.run, [host.name])
                 self.endings[host.name] = Ending(agent, self.run, attempt, done)

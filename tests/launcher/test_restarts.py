@@ -16,11 +16,14 @@ from typing import Any
 import pytest
 
 from launcher import ask, cli, cli_runs, history, hoststop, pruning, restarts, watching
+from launcher.agent import Agent
 from launcher.errors import HostError, RingctlError, StoppedEarly
 from launcher.hostproc import carriers
+from launcher.leftovers import Leftovers, end_before
 from launcher.model import Host, Inventory
 from launcher.plan import STARTS_S, LaunchOptions, kept_after_failure, restart_delay
 from launcher.runs import Found
+from launcher.transport import Pool
 from launcher.watching import Failure
 from tests.launcher.ringctl import (
     RINGCTL,
@@ -426,6 +429,33 @@ def test_a_run_is_not_ended_for_a_restart_that_its_host_is_not_fit_for(tmp_path:
     assert (state(run)["state"], state(run)["attempt"]) == ("running", 1)
     assert "watched by a watcher" in status(run)["watched"]
     ringctl("stop", run, "--grace", "0")
+
+
+def test_a_host_that_was_taken_in_and_lost_again_is_asked_to_end_that_attempt_too() -> None:
+    run = detach(["sleep", "1000"], world=1)
+    ringctl("restart", run, "--detach")
+    here = Host("localhost", local=True)
+    with contextlib.closing(Pool(no_input=True)) as pool:
+        left = Leftovers(run, pool)
+        for attempt, unended in ((1, ()), (2, ()), (2, ("localhost",))):
+            assert state(run)["state"] == "running", "it was asked to end what came before this attempt only"
+            left.look_after([here], [], attempt, unended)
+            left.endings["localhost"].join()
+        assert left.close() == ""
+    assert state(run)["state"] == "failed"
+
+
+def test_an_attempt_is_not_started_beside_what_could_not_be_ended() -> None:
+    class Stuck(Agent):
+        """A host with a process that even SIGKILL does not end, which cannot be made at will."""
+
+        def stop(self, *_: Any, **__: Any) -> dict[str, Any]:
+            return {"known": True, "was": "failed", "state": "failed", "ended": [], "left": [4711]}
+
+    with contextlib.closing(Pool(no_input=True)) as pool:
+        here = Host("localhost", local=True)
+        with pytest.raises(HostError, match=r"did not end: \[4711\]"):
+            end_before({"localhost": Stuck(here, pool.transport(here))}, "r", 1, {})
 
 
 def test_a_run_is_not_ended_for_a_restart_whose_folder_is_gone(tmp_path: Path) -> None:

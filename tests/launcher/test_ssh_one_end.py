@@ -51,6 +51,15 @@ run.prepare = prepare
 from launcher.__main__ import main
 main()
 """
+ENDS_IN_ATTEMPT_2 = """
+import itertools, json, os, time
+metrics = open(os.environ["RINGCTL_METRICS"], "a", buffering=1)
+for step in itertools.count(1):
+    if os.environ["RINGCTL_ATTEMPT"] == "2" and step > 40:
+        break
+    print(json.dumps({"step": step}), file=metrics)
+    time.sleep(0.05)
+"""
 KILLED = "time.sleep(1); os.kill(os.getpid(), signal.SIGKILL)"
 
 
@@ -226,3 +235,23 @@ def test_a_host_that_cannot_be_asked_for_a_second_is_not_gone(cluster: Hosts) ->
             assert time.monotonic() - began < leftovers.STAYS_S, "who has long been gone is not waited for"
         finally:
             cluster.start_sshd("server2")
+
+
+def test_a_finished_run_grows_onto_a_host_that_still_has_an_earlier_attempt(
+    cluster: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGCTL_LEASE", "600")  # it does not end by itself
+    inventory(cluster, only=TWO)
+    Path("steps.py").write_text(ENDS_IN_ATTEMPT_2)
+    run = detached("--", "python3", "steps.py")["run"]
+    wait_for(lambda: step_of(cluster, "server2", run) > 3, "steps")
+    cluster.cut("server2")
+    ringctl("restart", run, "--world", "1", code=None)
+    cluster.heal("server2")
+    wait_for(lambda: "server2 may still have ranks" in ringctl("status", run, code=None).stdout, "its word")
+    assert (host_state(cluster, "server2", run)["attempt"], said_of(run)) == (1, {"succeeded"})
+    wait_for(lambda: "does not answer" not in ringctl("hosts", code=None).stdout, "server2 to answer")
+    ringctl("restart", run, "--grow", "--detach")
+    assert {host_state(cluster, host, run)["attempt"] for host in TWO} == {3}
+    assert said_of(run) == {"running"}
+    ringctl("stop", run, "--grace", "0")
