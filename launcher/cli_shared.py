@@ -169,10 +169,15 @@ def server_url() -> str | None:
 
 
 def complete_run(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """For the shell: runs that begin like this; no host is asked, for a Tab must not open a connection."""
+    """For the shell: runs that begin like this; no host is asked, for a Tab must not open a connection. None
+    where there is something wrong: that is for a command to say."""
     from launcher import history
+    from launcher.errors import RingctlError
 
-    return [run for run in history.names() if run.startswith(incomplete)]
+    try:
+        return [run for run in history.names() if run.startswith(incomplete)]
+    except RingctlError:
+        return []
 
 
 run_argument = click.argument("run", required=False, shell_complete=complete_run)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sqlite3
 import subprocess
 
 import pytest
 
 import launcher
+from launcher import history
 from launcher.cli import cli
 from tests.launcher.ringctl import RINGCTL, detach, ringctl, wait_until_final
 
@@ -58,6 +61,9 @@ def test_runs_are_completed() -> None:
         assert set(completions(command, "2")) == set(runs)
     assert completions("logs", runs[0]) == [runs[0]]
     assert completions("logs", "no-such") == []
+    with contextlib.closing(sqlite3.connect(history.file())) as db:
+        db.execute("PRAGMA user_version=99")  # what a newer ringctl has written
+    assert completions("logs", "2") == [], "and nothing is said in the middle of a line"
 
 
 def test_version_and_help_answer() -> None:

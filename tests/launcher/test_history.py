@@ -413,17 +413,24 @@ def test_a_run_is_launched_though_the_history_is_damaged() -> None:
     assert len(history.recall()) == 1
 
 
-def test_a_newer_version_s_history_is_left_alone_and_named() -> None:
+def test_a_newer_version_s_history_is_left_alone_and_named(tmp_path: Path) -> None:
     remember()
     with contextlib.closing(sqlite3.connect(history.file())) as db:
         db.execute("PRAGMA user_version=99")
     before = history.file().read_bytes()
-    for args in (["ps"], ["launch", "--local", "--world", "1", "--skip-preflight", "--", "true"]):
+    for args in (
+        ["ps"],
+        ["launch", "--local", "--world", "1", "--skip-preflight", "--", "true"],
+        ["runs", "list"],
+        ["runs", "export", "--out", str(tmp_path / "all.jsonl")],
+        ["runs", "export", "--out", f"{tmp_path}/all/"],
+    ):
         said = ringctl(*args, code=1).stderr
         assert f"{history.file()}: a newer ringctl has written it (schema 99; this one knows" in said
         assert "let RINGCTL_HOME name another folder" in said
         assert "Traceback" not in said
     assert history.file().read_bytes() == before
+    assert not list(tmp_path.glob("all*")), "nor is an export made that would hold nothing"
 
 
 # --- Files of before -----------------------------------------------------------------------------
