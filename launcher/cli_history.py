@@ -31,8 +31,7 @@ def id_of(reference: str) -> str:
     """The run meant by an id, a name or a unique beginning; no host is asked."""
     from launcher import runs as all_runs
 
-    known = [*all_runs.remembered(like=reference), *all_runs.unstarted(reference)]
-    known.sort(key=lambda found: found.started)
+    known = all_runs.candidates(reference)
     if not known:
         raise InputError(f"there is no run {reference!r}", fix=LIST)
     return all_runs.find_run(reference, known).run

@@ -172,10 +172,11 @@ def known_here(reference: str) -> str:
     """The id of a run that was started from here, before any host is asked."""
     from launcher import runs
 
-    try:
-        return runs.find_run(reference, runs.remembered(like=reference)).run
-    except InputError:
-        found = named_run(reference, {})
+    with contextlib.suppress(InputError):
+        found = runs.find_run(reference, runs.candidates(reference))
+        if not found.never_started:
+            return found.run
+    found = named_run(reference, {})
     raise InputError(f"run {found.run} was not started from here, so its options are not known here")
 
 

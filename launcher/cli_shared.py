@@ -217,18 +217,14 @@ def named_run(reference: str | None, where: dict[str, str | None], *, unstarted:
     from launcher import runs
     from launcher.errors import InputError
 
-    given = any(where.values())
-    known = [] if given else runs.remembered(1 if reference is None else None, reference or "")
-    if reference and not given:
-        known = sorted([*known, *runs.unstarted(reference)], key=lambda found: found.started)
-    try:
-        found = runs.find_run(reference, known)
-    except InputError:
+    known = [] if any(where.values()) else runs.candidates(reference)
+    if not known:
         elsewhere, errors = all_runs(inventory_at(where))
         try:
             return runs.find_run(reference, elsewhere)
         except InputError as error:
             raise (errors or [error])[0] from None
+    found = runs.find_run(reference, known)
     if found.never_started and not unstarted:
         raise never_started(detail_of(found))
     return found if found.never_started else runs.refreshed(found, pool())

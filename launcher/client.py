@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import re
 import secrets
 import ssl
 import stat
@@ -247,24 +246,9 @@ class Client:
             raise Nonsense(self.url, "it tells of a run what nobody understands") from None
 
     def find(self, reference: str | None) -> dict[str, Any]:
-        """The row of a run: by id, by name (the latest), by the beginning of its id; None: the latest."""
-        if reference is not None and re.fullmatch(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}", reference):
-            return dict(self.get(self.run(reference)))  # an id; it may be older than what is listed
-        rows = self.get("/api/runs", limit=1000)["runs"]
-        if not rows:
-            raise InputError("the service has no run yet", fix="hand one in: ringctl submit --world 2")
-        if reference is None:
-            return dict(rows[0])
-        for found in (
-            [row for row in rows if row["run"] == reference],
-            [row for row in rows if row["name"] == reference][:1],
-            [row for row in rows if row["run"].startswith(reference)],
-        ):
-            if len(found) == 1:
-                return dict(found[0])
-            if found:
-                raise InputError(f"{reference!r} is the beginning of {len(found)} runs; write more of it")
-        raise InputError(f"there is no run {reference!r}", fix="ringctl --server URL ps lists the runs")
+        """The row of the run that is meant, by the rule of the commands without a service: see
+        runs.find_run."""
+        return dict(self.get("/api/find", run=reference))
 
 
 def runs_in(answer: Any) -> Iterator[Any]:

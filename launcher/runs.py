@@ -121,12 +121,13 @@ def find_runs(
 
 
 def in_order(found: Sequence[Found]) -> list[Found]:
-    """The latest last. Those from here come as they were started, which the clock need not show: it may have
-    been set back. The others have nothing but their times, and come before what was here by then."""
+    """The latest last. Those that were started from here come as they were, which the clock need not show: it
+    may have been set back. The others have nothing but their times, and come before what was here by then."""
     moment, times = 0.0, {}
     for each in found:
-        moment = max(moment, each.started) if each.from_here else moment
-        times[each.run] = moment if each.from_here else each.started
+        started_here = each.from_here and not each.never_started
+        moment = max(moment, each.started) if started_here else moment
+        times[each.run] = moment if started_here else each.started
     return sorted(found, key=lambda f: (times[f.run], f.from_here))
 
 
@@ -234,6 +235,14 @@ def refreshed(found: Found, pool: Pool) -> Found:
     return found if found.is_over else updated(found, ask_hosts(found.hosts, pool, found.run))
 
 
+def candidates(reference: str | None) -> list[Found]:
+    """Those of the history among which find_run finds what is meant; no host is asked. One that was handed in
+    and has not started is meant only by whoever names it."""
+    if reference is None:
+        return remembered(1)
+    return in_order([*remembered(like=reference), *unstarted(reference)]) if reference else []
+
+
 def find_run(reference: str | None, runs: Sequence[Found]) -> Found:
     """By id, by name (the latest of that name), by unique beginning of its id; None: the latest."""
     if not runs:
@@ -242,7 +251,7 @@ def find_run(reference: str | None, runs: Sequence[Found]) -> Found:
         return runs[-1]
     for matches in (
         [f for f in runs if f.run == reference],
-        [f for f in runs if f.name == reference][-1:],
+        [f for f in runs if reference and f.name == reference][-1:],
         [f for f in runs if reference and f.run.startswith(reference)],
     ):
         if len(matches) == 1:

@@ -13,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 
 from launcher import __version__, ask, codestore, history, listing, pruning, queued, redact, schedule, tape
 from launcher import report as reports
+from launcher import runs as all_runs
 from launcher.errors import InputError, RingctlError
 from launcher.inventory import variable_problem
 from launcher.model import from_json, to_json
@@ -58,6 +59,21 @@ def runs(call: Call) -> dict[str, Any]:
     )
     page = rows[: wanted["limit"]]
     return {"runs": page, "next": page[-1]["run"] if len(rows) > len(page) else None}
+
+
+def find(call: Call) -> dict[str, Any]:
+    """As the commands without a service find it; by its id also what they cannot read any more."""
+    wanted = call.query["run"]
+    row = listing.row(wanted) if wanted else None
+    if row is not None:
+        return row
+    found = all_runs.candidates(wanted)
+    if not found and wanted is None:
+        fix = "hand one in: ringctl submit --world 2; ringctl queue shows what waits"
+        raise Refused(404, "there is no run yet", fix)
+    if not found:
+        raise Refused(404, f"there is no run {wanted!r}", "ringctl runs list shows them")
+    return known(call, listing.row(all_runs.find_run(wanted, found).run))
 
 
 def run(call: Call) -> dict[str, Any]:

@@ -103,6 +103,8 @@ ROUTES: tuple[Route, ...] = (
 
     Route("GET", "/api/me", api.me, "read", "Who asks, and what they may do", "Me"),
     Route("GET", "/api/runs", api.runs, "read", "Runs, newest first", "Runs", query=OF_RUNS),
+    Route("GET", "/api/find", api.find, "read", "The run that an id, its beginning or a name means", "RunRow",
+          query=(Param("run", {"type": "string", "maxLength": 200}),), errors=(404,)),
     Route("GET", RUN, api.run, "read", "One run", "RunDetail", errors=(404,)),
     Route("GET", RUN + "/metrics", api.metrics, "read", "Curves, thinned to some points", "Metrics",
           query=(whole("points", 2, 5000, 400),), errors=(404,)),

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from launcher import database, history, listing, runs, watching
-from launcher.errors import RingctlError
+from launcher.errors import InputError, RingctlError
 from launcher.model import Host, Inventory, Plan, RankState, RunState, to_json
 from launcher.plan import LaunchOptions
 from tests.launcher.ringctl import launch, ringctl
@@ -103,14 +103,36 @@ def test_the_latest_is_the_one_that_was_started_last_also_if_the_clock_was_set_b
         remember(run, name="mine")
     history.close(ended(names[0]))  # that somebody writes of it later does not make it the latest
     assert [found.run for found in runs.remembered()] == names
-    assert runs.find_run(None, runs.remembered(1)).run == names[2]
-    assert runs.find_run("mine", runs.remembered()).run == names[2]
+    assert runs.find_run(None, runs.candidates(None)).run == names[2]
+    assert runs.find_run("mine", runs.candidates("mine")).run == names[2]
     assert [row["run"] for row in listing.rows()] == names[::-1]
     assert [row["run"] for row in listing.rows(before=names[2])] == names[1::-1]
     history.forget(names[1])
     assert [row["run"] for row in listing.rows(before=names[1])] == [], "nothing is older by its id"
-    remember(names[0], attempt=2)
-    assert runs.find_run(None, runs.remembered(1)).run == names[0], "it was started again"
+    remember(names[0], attempt=2, name="mine")
+    assert runs.find_run(None, runs.candidates(None)).run == names[0], "it was started again"
+    assert runs.find_run("mine", runs.candidates("mine")).run == names[0]
+
+
+def test_a_run_that_waits_is_meant_only_by_whoever_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for run, now in (("20260101-000001-aaaa", 1.0), ("20260101-000003-cccc", 3.0)):
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        remember(run, name="mine")
+    monkeypatch.setattr(time, "time", lambda: 2.0)
+    history.enlist("20260101-000002-bbbb", name="mine")
+    assert [found.run[-4:] for found in runs.candidates("mine")] == ["aaaa", "bbbb", "cccc"]
+    assert runs.find_run("20260101-000002", runs.candidates("20260101-000002")).never_started
+    assert runs.find_run(None, runs.candidates(None)).run[-4:] == "cccc"
+    monkeypatch.setattr(time, "time", lambda: 4.0)
+    history.enlist("20260101-000004-dddd", name="mine")
+    assert runs.find_run("mine", runs.candidates("mine")).run[-4:] == "dddd"
+    assert runs.find_run(None, runs.candidates(None)).run[-4:] == "cccc"
+
+
+def test_no_name_is_the_name_of_no_run() -> None:
+    remember()
+    with pytest.raises(InputError, match="there is no run ''"):
+        runs.find_run("", runs.remembered())
 
 
 def test_a_run_from_elsewhere_is_the_latest_if_it_began_after_all_that_were_here_by_then() -> None:

@@ -188,6 +188,41 @@ def timeless(shown: str) -> str:
     return re.sub(r"\d+ (s|min) ago +|\"heartbeat_age_s\":[0-9.]+", "", shown)
 
 
+def test_a_run_is_found_as_without_a_service() -> None:
+    again = "import os, time; time.sleep(300 * (os.environ['RINGCTL_ATTEMPT'] > '1'))"
+    with serving() as service:
+        server = ("--server", service.url)
+        for words in ((), server):
+            assert "there is no run yet" in ringctl(*words, "status", code=2).stderr
+        first = service.submit(sys.executable, "-c", again, name="mine")
+        service.wait_for_state(first, "succeeded")
+        second = service.submit("true", name="mine")
+        service.wait_for_state(second, "succeeded")
+        service.client().post(f"/api/runs/{first}/restart")
+        service.wait_for_state(first, "running")
+        waits = service.submit("true", name="waits", at=9e9)
+        for number in range(1005):
+            history.enlist(f"20010101-{number:06}-aaaa", name=f"old{number}", state="cancelled")
+        for reference, meant in {
+            None: first,
+            "mine": first,
+            "waits": waits,
+            second: second,
+            waits[:-1]: waits,
+            "old0": "20010101-000000-aaaa",  # more are newer than are listed at once
+            "20010101-000007": "20010101-000007-aaaa",
+        }.items():
+            words = ("status", "--json", *((reference,) if reference else ()))
+            for by in ((), server):
+                assert json.loads(ringctl(*by, *words).stdout)["run"] == meant, (by, reference)
+        for reference in ("20010101-0000", "nope", ""):
+            here, there = (ringctl(*by, "status", reference, code=2).stderr for by in ((), server))
+            assert there.splitlines()[0] == here.splitlines()[0]
+        ringctl(*server, "stop")
+        assert service.row(first)["state"] == "stopped"
+        assert service.row(waits)["state"] == "queued"
+
+
 def test_a_run_that_never_started_says_why_with_a_service_and_without(
     at_the_door: Service, tmp_path: Path
 ) -> None:
