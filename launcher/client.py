@@ -19,6 +19,7 @@ from launcher import history
 from launcher.errors import HostError, InputError, PreflightError, RingctlError
 from launcher.filelock import is_held
 from launcher.logs import visible
+from launcher.serve.origin import is_loopback
 from launcher.told import NAME as RUN_ID
 
 T = TypeVar("T")
@@ -36,7 +37,7 @@ class Own:
     url: str
     token: str
     pid: int = 0
-    page: str = ""  # what users open, where that is another address: a proxy's
+    page: str = ""  # what users open, where that is another address: a proxy's, or by a name
 
 
 def own_file() -> Path:
@@ -106,7 +107,7 @@ class Client:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
             raise InputError(f"--server {url}: write a URL such as http://127.0.0.1:8411")
-        if parts.scheme == "http" and parts.hostname not in ("127.0.0.1", "localhost", "::1"):
+        if parts.scheme == "http" and not is_loopback(parts.hostname):
             raise InputError(
                 f"--server {url}: a token would travel in the clear",
                 fix="use https://, or forward its port: ssh -L 8411:127.0.0.1:8411 SERVER",

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import click
@@ -60,13 +60,12 @@ def start(options: Options) -> int:
     refuse_exposed(options)
     with alone():
         listener = server.listen(options.bind, options.port)
-        port = listener.getsockname()[1]
+        bound, port = listener.getsockname()[:2]
         names = names_of(options.scheme, options.bind, port, known_names(options), options.proxy)
         secure = options.scheme == "https" or options.proxy.startswith("https:")
         settings = Settings(where, inventory, names, f"ringctl_{port}", secure)
-        url = f"{options.scheme}://{local_name(options)}:{port}"
+        url, page = own_url(options, bound, port), page_url(options, port)
         token = auth.add_token(auth.OWN, "admin")
-        page = options.proxy.rstrip("/") or url
         history.write_as(client.Own(url, token, os.getpid(), page), client.own_file())
         key = auth.make_key("admin", auth.user_name())
         listening = server.Listening(options.bind, port, options.tls_cert, options.tls_key)
@@ -122,13 +121,24 @@ def known_names(options: Options) -> tuple[str, ...]:
     return (*options.names, socket.gethostname(), socket.getfqdn())
 
 
-def local_name(options: Options) -> str:
-    """How we reach it from here; a certificate is for a name."""
+def page_url(options: Options, port: int) -> str:
+    """What users open: by the proxy, by the first name that was given, by the address that it listens at."""
     from launcher.serve.origin import bracketed, is_wildcard
 
-    if options.names:
-        return options.names[0]
-    return "127.0.0.1" if is_wildcard(options.bind) else bracketed(options.bind)
+    name = options.names[0] if options.names else "127.0.0.1" if is_wildcard(options.bind) else options.bind
+    return options.proxy.rstrip("/") or f"{options.scheme}://{bracketed(name)}:{port}"
+
+
+def own_url(options: Options, bound: str, port: int) -> str:
+    """What this machine's own commands ask. A certificate is for a name. In the clear it is the number of a
+    loopback address, which no name service can make another; what does not listen there is asked by its
+    proxy."""
+    from launcher.serve.origin import bracketed, is_loopback, is_wildcard
+
+    if options.scheme == "https":
+        return page_url(replace(options, proxy=""), port)
+    here = "127.0.0.1" if is_wildcard(bound) else bound
+    return f"http://{bracketed(here)}:{port}" if is_loopback(here) else page_url(options, port)
 
 
 @contextlib.contextmanager

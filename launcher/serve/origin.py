@@ -59,8 +59,8 @@ class Names:
 def names_of(scheme: str, bind: str, port: int, more: Iterable[str] = (), proxy: str = "") -> Names:
     """Of a service that listens at `bind`; `more` are names that users reach it by, `proxy` the URL of what
     stands before it."""
-    hosts = {*LOOPBACK} if is_loopback(bind) or is_wildcard(bind) else {bracketed(bind)}
-    hosts |= {bracketed(name.lower()) for name in more}
+    hosts = {*LOOPBACK} if is_loopback(bind) or is_wildcard(bind) else set()
+    hosts |= {bracketed(name.lower()) for name in (*more, *(() if is_wildcard(bind) else (bind,)))}
     known = {(scheme, address) for host in hosts if (address := parse_host(f"{host}:{port}", scheme))}
     if proxy:
         known.add(proxy_address(proxy))

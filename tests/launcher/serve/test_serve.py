@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import json
 import os
 import socket
@@ -13,7 +14,9 @@ import sys
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -25,9 +28,11 @@ from launcher.serve import limits
 from launcher.serve.origin import names_of
 from launcher.serve.server import listen
 from launcher.serveinstall import argument, argv, plain_path, quoted
-from launcher.servestart import Options
+from launcher.servestart import Options, own_url, page_url
 from tests.launcher.ringctl import RINGCTL, ringctl, wait_for
 from tests.launcher.serve.service import Service, serving, slow
+
+PROXY = "https://runs.lab.org"
 
 
 def test_it_listens_to_others_only_with_tls_or_behind_a_proxy() -> None:
@@ -295,6 +300,59 @@ def test_behind_a_proxy_links_are_its_own_and_cookies_for_https_alone() -> None:
             assert service.raw("POST", "/api/runs/none/stop", b"{}", asked, token=None).status == status
         assert service.raw("GET", "/api/stream?after=x", headers=signed_in, token=None).status == 400
         assert ringctl("queue").stdout == "nothing waits\n", "from here it is asked directly"
+
+
+@pytest.mark.parametrize(
+    ("options", "url", "page"),
+    [
+        (["--bind", "127.0.0.2"], "http://127.0.0.2:PORT", "http://127.0.0.2:PORT"),
+        (["--bind", "::1"], "http://[::1]:PORT", "http://[::1]:PORT"),
+        (["--bind", "localhost"], "http://127.0.0.1:PORT", "http://localhost:PORT"),
+        (["--name", "lab.local", "--name", "lab"], "http://127.0.0.1:PORT", "http://lab.local:PORT"),
+        (["--behind-proxy", PROXY, "--name", "lab.local"], "http://127.0.0.1:PORT", PROXY),
+    ],
+    ids=lambda given: given[1] if isinstance(given, list) else "",
+)
+def test_whatever_it_is_called_its_link_and_its_own_user_s_commands_work(
+    options: list[str], url: str, page: str
+) -> None:
+    with serving(*options) as service:
+        url, page = (each.replace("PORT", str(service.port)) for each in (url, page))
+        own = client.own()
+        assert own is not None
+        assert (service.url, own.url, own.page) == (url, url, page)
+        assert ringctl("queue").stdout == "nothing waits\n"
+        run = json.loads(ringctl("submit", "--json", "--world", "1", "--", "true").stdout)["run"]
+        assert json.loads(ringctl("--server", url, "status", run, "--json").stdout)["run"] == run
+        link = urlsplit(ringctl("serve", "link").stdout.strip())
+        assert f"{link.scheme}://{link.netloc}" == page
+        host = urlsplit(url).hostname
+        foreign = [f"{name}:{service.port}" for name in ("0.0.0.0", "127.0.0.3", "evil.example")]
+        for called, status in ((link.netloc, 303), *((name, 421) for name in foreign)):
+            end = http.client.HTTPConnection(str(host), service.port, timeout=30)
+            end.request("GET", f"{link.path}?{link.query}", headers={"Host": called})
+            assert end.getresponse().status == status, called
+            end.close()
+
+
+def test_in_the_clear_a_token_goes_nowhere_but_over_loopback() -> None:
+    for url in ("http://127.0.0.1:1", "http://127.9.9.9:1", "http://[::1]:1", "http://localhost:1"):
+        client.Client(url, "token")
+    client.Client("https://runs.lab.org", "token")
+    for url in ("http://127.0.0.1.evil.example:1", "http://0.0.0.0:1", "http://[::]:1", "http://10.0.0.1:1"):
+        with pytest.raises(InputError, match="in the clear"):
+            client.Client(url, "token")
+
+
+def test_a_service_that_is_not_on_loopback_is_asked_by_its_proxy_or_by_its_certificate_s_name() -> None:
+    proxied = Options(Where(), 8411, "192.0.2.1", proxy=f"{PROXY}/", names=("lab.org",))
+    assert own_url(proxied, "192.0.2.1", 8411) == PROXY
+    everywhere = replace(proxied, bind="0.0.0.0")
+    assert own_url(everywhere, "0.0.0.0", 8411) == "http://127.0.0.1:8411"
+    by_name = replace(everywhere, tls_cert="cert", tls_key="key")
+    assert own_url(by_name, "0.0.0.0", 8411) == "https://lab.org:8411"
+    assert page_url(by_name, 8411) == PROXY
+    assert not names_of("http", "0.0.0.0", 8411, (), PROXY).knows_host("0.0.0.0:8411")
 
 
 def test_a_proxy_is_a_name_of_ours_too() -> None:
