@@ -51,12 +51,13 @@ def page_cause(bench: Workbench) -> Iterator[Measurement]:
 
 @contextmanager
 def service(bench: Workbench, cluster: Cluster, env: Mapping[str, str]) -> Iterator[str]:
-    """The link that it prints."""
+    """A link that opens its page."""
     argv = [RINGCTL, "--no-input", "serve", "--port", "0", "--hosts", str(cluster.hosts_file)]
     with bench.start(argv, extra=env) as process:
         assert process.stdout is not None
-        process.stdout.readline()
-        yield process.stdout.readline().decode().split()[-1]
+        process.stdout.readline()  # it answers
+        link = subprocess.run([RINGCTL, "serve", "link"], env=env, check=True, capture_output=True, text=True)
+        yield link.stdout.strip()
         process.terminate()
 
 

@@ -67,13 +67,16 @@ def start(options: Options) -> int:
         url, page = own_url(options, bound, port), page_url(options, port)
         token = auth.add_token(auth.OWN, "admin")
         history.write_as(client.Own(url, token, os.getpid(), page), client.own_file())
-        key = auth.make_key("admin", auth.user_name())
+        if sys.stdout.isatty():
+            to_open = f"open {page}/login?key={auth.make_key('admin', auth.user_name())}"
+        else:  # a journal or a file keeps what is printed, and whoever reads it there would be let in
+            to_open = f"ringctl serve link prints a link that opens {page}"
         listening = server.Listening(options.bind, port, options.tls_cert, options.tls_key)
 
         def ready() -> None:
             slots = sum(host.slots for host in inventory.hosts)
             click.echo(f"serving {slots} slots of {inventory.source or 'this machine'} at {url}")
-            click.echo(f"open {page}/login?key={key}")
+            click.echo(to_open)
             sys.stdout.flush()
 
         try:

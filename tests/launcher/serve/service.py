@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from launcher import client
 from launcher.errors import RingctlError
-from tests.launcher.ringctl import RINGCTL, wait_for
+from tests.launcher.ringctl import RINGCTL, ringctl, wait_for
 
 
 def slow(command: str, go: Path) -> str:
@@ -41,7 +41,7 @@ class Service:
         self.options, self.port = options, 0
         self.argv = [*RINGCTL[:-1], f"{before}; {RINGCTL[-1]}"] if before else RINGCTL
         self.process: subprocess.Popen[str] | None = None
-        self.link = self.url = ""
+        self.url = ""
 
     def start(self) -> Service:
         argv = [*self.argv, "--no-input", "serve", "--port", str(self.port), *self.options]
@@ -49,7 +49,8 @@ class Service:
             self.process = subprocess.Popen(
                 argv, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=self.folder
             )
-        self.url, self.link = self._line().split()[-1], self._line().split()[-1]
+        self.url = self._line().split()[-1]
+        assert "ringctl serve link" in self._line(), "a pipe is told no secret"
         self.port = urlsplit(self.url).port or 0
         return self
 
@@ -74,6 +75,11 @@ class Service:
         self.process.stdout.close()
         self.process = None
         return code
+
+    @property
+    def link(self) -> str:
+        """A new one, which opens the page once."""
+        return ringctl("serve", "link").stdout.strip()
 
     @property
     def token(self) -> str:

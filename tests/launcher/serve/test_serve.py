@@ -7,7 +7,9 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import socket
+import sqlite3
 import ssl
 import subprocess
 import sys
@@ -31,6 +33,7 @@ from launcher.serveinstall import argument, argv, plain_path, quoted
 from launcher.servestart import Options, own_url, page_url
 from tests.launcher.ringctl import RINGCTL, ringctl, wait_for
 from tests.launcher.serve.service import Service, serving, slow
+from tests.launcher.test_terminals import terminal
 
 PROXY = "https://runs.lab.org"
 
@@ -50,6 +53,28 @@ def test_there_is_one_service_a_user() -> None:
         assert f"runs already at {service.url}" in done.stderr
     assert client.own() is None, "one that has ended is not looked for"
     assert "there is no service" in ringctl("queue", code=2).stderr
+
+
+def test_a_terminal_is_told_a_link_and_a_file_that_others_may_read_is_not() -> None:
+    with serving():  # its output is a pipe, as a journal's: see Service.start
+        assert keys() == 0, "and none was made"
+    with terminal([*RINGCTL, "serve", "--port", "0"]) as one:
+        shown = one.wait("login?key=")
+        shown += "" if shown.endswith("\n") else one.wait("\n")
+        link = re.search(r"open http://(\S+)(/login\?key=\S+)", shown)
+        assert link is not None, shown
+        end = http.client.HTTPConnection(link[1], timeout=30)
+        end.request("GET", link[2])
+        assert end.getresponse().status == 303
+        end.close()
+        one.type("\x03")
+        one.wait()
+
+
+def keys() -> int:
+    """How many links there are that nobody has opened."""
+    with contextlib.closing(sqlite3.connect(history.file())) as db:
+        return int(db.execute("SELECT count(*) FROM notes WHERE key LIKE 'login:%'").fetchone()[0])
 
 
 def listening_at(port: int) -> socket.socket | None:
@@ -286,8 +311,7 @@ def test_a_time_to_start_at_is_understood() -> None:
 
 def test_behind_a_proxy_links_are_its_own_and_cookies_for_https_alone() -> None:
     with serving("--behind-proxy", "https://runs.lab.org/") as service:
-        assert service.link.startswith("https://runs.lab.org/login?key=")
-        link = ringctl("serve", "link").stdout.strip()
+        link = service.link
         assert link.startswith("https://runs.lab.org/login?key=")
         by_proxy = {"Host": "runs.lab.org"}
         answer = service.raw("GET", link.removeprefix("https://runs.lab.org"), headers=by_proxy, token=None)
@@ -324,7 +348,7 @@ def test_whatever_it_is_called_its_link_and_its_own_user_s_commands_work(
         assert ringctl("queue").stdout == "nothing waits\n"
         run = json.loads(ringctl("submit", "--json", "--world", "1", "--", "true").stdout)["run"]
         assert json.loads(ringctl("--server", url, "status", run, "--json").stdout)["run"] == run
-        link = urlsplit(ringctl("serve", "link").stdout.strip())
+        link = urlsplit(service.link)
         assert f"{link.scheme}://{link.netloc}" == page
         host = urlsplit(url).hostname
         foreign = [f"{name}:{service.port}" for name in ("0.0.0.0", "127.0.0.3", "evil.example")]
