@@ -242,15 +242,16 @@ def detail_of(found: Found) -> dict[str, Any]:
 
 
 def never_started(detail: Mapping[str, Any]) -> InputError:
-    """Nothing can be done with such a run."""
+    """Nothing can be done with such a run. What is known of it may be words of a service, or of a host."""
+    from launcher.client import seen
     from launcher.errors import InputError
 
     if detail["state"] == "queued":
         fix = f"ringctl cancel {detail['run']} takes it from the queue"
         why = f": {detail['waiting']}" if detail["waiting"] else ""
-        return InputError(f"run {detail['run']} waits in the queue{why}", fix=fix)
+        return InputError(seen(f"run {detail['run']} waits in the queue{why}"), fix=fix)
     why = f": {detail['error']}" if detail["error"] else f"; it is {detail['state']}"
-    return InputError(f"run {detail['run']} has never started{why}", fix=detail["fix"])
+    return InputError(seen(f"run {detail['run']} has never started{why}"), fix=seen(detail["fix"]))
 
 
 def show_status(found: Found, detail: Mapping[str, Any] | None, watched: str, *, as_json: bool) -> None:

@@ -390,6 +390,7 @@ def test_no_file_is_written_where_a_service_would_like_it(
         ("logs", "[0 "),
         ("logs --follow", f"{Lies.RUN}: "),
         (f"restart {Lies.RUN}", "error: no "),
+        (f"checkpoints {Lies.RUN}", "has never started: "),
         ("submit --world 1", "handed in"),
         ("report --markdown", "a report "),
     ],
