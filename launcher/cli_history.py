@@ -135,14 +135,19 @@ def diff(names: tuple[str, ...], everything: bool, as_json: bool) -> int:
     """How runs differ: what was asked for, and what came of it. Exit code 0, whether or not they do."""
     from launcher import listing
 
-    refuse_one(names)
-    show_diff(listing.compared([id_of(name) for name in names]), everything, as_json)
+    chosen = several(names, id_of)
+    show_diff(listing.compared(chosen), everything, as_json)
     return 0
 
 
-def refuse_one(names: tuple[str, ...]) -> None:
+def several(names: tuple[str, ...], find: Callable[[str], str]) -> list[str]:
+    """The runs that are meant, each once."""
     if len(names) < 2:
         raise InputError("name two runs or more", fix=LIST)
+    found = list(dict.fromkeys(map(find, names)))
+    if len(found) < 2:
+        raise InputError(f"{' and '.join(names)} are the same run", fix=LIST)
+    return found
 
 
 def show_diff(told: dict[str, Any], everything: bool, as_json: bool) -> None:

@@ -25,12 +25,22 @@ from launcher.client import Client, client_for
 from launcher.errors import HostError, InputError
 from launcher.webpage import open_page
 
+LATELY = 20  # runs
+
 
 def service() -> Client:
     return client_for(server_url())
 
 
 # --- looking -------------------------------------------------------------------------------------
+
+
+def lately(there: Client, limit: int) -> list[dict[str, Any]]:
+    """So many that were handed in last, and what is not over, in the order in which they were started."""
+    newest = there.get("/api/runs", limit=limit)["runs"]
+    going_on = there.get("/api/runs", limit=1000, state="queued,starting,running")["runs"]
+    rows = {row["run"]: row for row in (*reversed(going_on), *reversed(newest))}
+    return sorted(rows.values(), key=lambda row: row["started"] or row["submitted"] or 0.0)
 
 
 def row_json(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,18 +55,25 @@ def state_line(row: Mapping[str, Any]) -> str:
 
 
 @click.command()
-@click.option("--all", "-a", "everything", is_flag=True, help="Up to a thousand, not just the last twenty.")
+@click.option("--all", "-a", "everything", is_flag=True, help="Up to a thousand, not just those.")
 @service_hosts
 @chosen_refused
 @json_option
 def ps(everything: bool, as_json: bool) -> int:
-    """What runs at the service, and what ran lately."""
+    """What runs at the service or waits there, and what ran lately.
+
+    Shows the last twenty runs that were handed in, and older ones that are not over; the one that was started
+    last comes last.
+    """
     from launcher import render, text
     from launcher.logs import visible
 
-    rows = service().get("/api/runs", limit=1000 if everything else 20)["runs"][::-1]
+    rows = lately(service(), 1000 if everything else LATELY)
     if as_json:
         click.echo(text.json_line([row_json(row) for row in rows]))
+        return 0
+    if not rows:
+        click.echo("no runs yet; hand one in: ringctl submit --world 2")
         return 0
     table = [
         (
@@ -141,9 +158,12 @@ def restart(run: str, world: int | None, grow: bool, i_know: bool, detach: bool,
     from launcher.cli_remote_logs import attached
 
     there = service()
+    detail = detail_of(there, run)
+    if detail["plan"] is None:
+        raise never_started(detail)
     asked = {"world": world, "grow": grow, "i_know": i_know}
     row = there.post(
-        there.run(there.find(run)["run"], "/restart"), {key: value for key, value in asked.items() if value}
+        there.run(detail["run"], "/restart"), {key: value for key, value in asked.items() if value}
     )
     if not detach:
         return attached(there, row["run"], as_json=as_json, since=row["attempt"])

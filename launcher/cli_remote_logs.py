@@ -103,6 +103,8 @@ def refuse_absent(row: Mapping[str, Any], wanted: Filter, previous: bool) -> Non
 
 def previous_attempt(there: Client, row: Mapping[str, Any]) -> int:
     """The one before the newest that has come to something."""
+    if row["attempt"] == 1:
+        raise InputError(f"run {row['run']} is in its first attempt; there is none before it")
     told = there.get(there.run(row["run"]))["attempts"]
     before = [each["attempt"] for each in told if each["attempt"] < row["attempt"]]
     if not before:

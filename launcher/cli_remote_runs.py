@@ -11,7 +11,6 @@ import click
 from launcher import cli_history
 from launcher.cli_shared import server_url
 from launcher.client import Client, client_for
-from launcher.errors import InputError
 
 AT_ONCE = 1000  # rows
 
@@ -50,12 +49,9 @@ def list_(state: str | None, search: str, limit: int, as_json: bool) -> int:
 @cli_history.diff_options
 def diff(names: tuple[str, ...], everything: bool, as_json: bool) -> int:
     """How runs differ: what was asked for, and what came of it. Exit code 0, whether or not they do."""
-    cli_history.refuse_one(names)
     there = client_for(server_url())
-    told = there.get("/api/compare", runs=",".join(there.find(name)["run"] for name in names))
-    if len(told["runs"]) < 2:
-        raise InputError(f"{' and '.join(names)} are the same run", fix=cli_history.LIST)
-    cli_history.show_diff(told, everything, as_json)
+    chosen = cli_history.several(names, lambda name: str(there.find(name)["run"]))
+    cli_history.show_diff(there.get("/api/compare", runs=",".join(chosen)), everything, as_json)
     return 0
 
 
@@ -76,7 +72,9 @@ def export(names: tuple[str, ...], out: str | None) -> int:
 
 
 def lines_of(there: Client, run: str) -> Iterator[str]:
-    yield json.dumps({"kind": "run", **there.get(there.run(run))}) + "\n"
+    from launcher.listing import AT_THE_MOMENT
+
+    yield json.dumps({"kind": "run", **there.get(there.run(run)), **AT_THE_MOMENT}) + "\n"
     after, more = 0, True
     while more:
         page = there.get(there.run(run, "/events"), after=after, limit=5000)

@@ -105,10 +105,12 @@ def count_states() -> dict[str, int]:
 
 # --- One run -------------------------------------------------------------------------------------
 
+AT_THE_MOMENT: Mapping[str, Any] = {"watched": "", "actions": []}  # known to a service; nothing to be kept
+
 
 def detail(run: str, now: float | None = None, live: RunState | None = None) -> dict[str, Any] | None:
     """All that is known here of a run; `live` is what whoever records it knows. What only a service knows
-    (watched, actions) is left empty."""
+    is left empty."""
     now = time.time() if now is None else now
     about = row(run, now)
     if about is None:
@@ -133,10 +135,9 @@ def detail(run: str, now: float | None = None, live: RunState | None = None) -> 
         "plan": to_json(plan) if plan else None,
         "options": compare.options_of(record) if record else {},
         "environment": environment(record),
-        "watched": "",
+        **AT_THE_MOMENT,
         "links": links(checked["pairs"] if checked else [], about["hosts"]),
         "preflight": checked,
-        "actions": [],
     }
 
 

@@ -44,7 +44,7 @@ def collect(
         "report": VERSION,
         "ringctl": __version__,
         "made": time.time(),
-        "run": detail,
+        "run": {**detail, **listing.AT_THE_MOMENT},
         "metrics": tape.series(run, points=POINTS),
         "checkpoints": checkpoints,
         "log": {"lines": page.lines, "more": page.more},

@@ -72,7 +72,7 @@ def find(call: Call) -> dict[str, Any]:
         fix = "hand one in: ringctl submit --world 2; ringctl queue shows what waits"
         raise Refused(404, "there is no run yet", fix)
     if not found:
-        raise Refused(404, f"there is no run {wanted!r}", "ringctl runs list shows them")
+        raise Refused(404, f"there is no run {wanted!r}", "ringctl ps lists the runs")
     return known(call, listing.row(all_runs.find_run(wanted, found).run))
 
 

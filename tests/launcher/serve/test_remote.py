@@ -218,6 +218,11 @@ def test_a_run_is_found_as_without_a_service() -> None:
         for reference in ("20010101-0000", "nope", ""):
             here, there = (ringctl(*by, "status", reference, code=2).stderr for by in ((), server))
             assert there.splitlines()[0] == here.splitlines()[0]
+        listed = [
+            [row["run"] for row in json.loads(ringctl(*by, "ps", "--json").stdout)] for by in ((), server)
+        ]
+        assert listed[0] == [second, first]
+        assert (listed[1][:2], len(listed[1])) == ([first, waits], 22), "twenty, and what is not over"
         ringctl(*server, "stop")
         assert service.row(first)["state"] == "stopped"
         assert service.row(waits)["state"] == "queued"
@@ -252,6 +257,36 @@ def test_a_run_that_never_started_says_why_with_a_service_and_without(
 
 
 # --- Refusals ------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_done_is_said_in_the_same_words_as_without_a_service(at_the_door: Service) -> None:
+    done = at_the_door.submit("true", name="done")
+    waits, cancelled = (at_the_door.submit("true", at=9e9) for _ in range(2))
+    at_the_door.client().post(f"/api/runs/{cancelled}/cancel")
+    wait_for(lambda: at_the_door.row(waits)["waiting"], "the reason")
+    at_the_door.wait_for_state(done, "succeeded")
+    for words in (
+        ("status", "nope"),
+        ("logs", done, "--previous"),
+        ("restart", waits),
+        ("restart", cancelled),
+        ("runs", "diff", done, "done"),
+        ("runs", "diff", done),
+    ):
+        here, there = (ringctl(*by, *words, code=2) for by in ((), ("--server", at_the_door.url)))
+        assert (here.stdout, here.stderr) == (there.stdout, there.stderr)
+    at_the_door.client().post(f"/api/runs/{waits}/cancel")
+
+
+def test_a_report_and_an_export_are_the_same_whoever_makes_them(
+    spoken: tuple[Service, str], at_the_door: Service
+) -> None:
+    service, run = spoken
+    assert at_the_door is service
+    for words in (("report", run, "--json"), ("runs", "export", run)):
+        here, there = (ringctl(*by, *words).stdout for by in ((), ("--server", service.url)))
+        age = r'"(made|heartbeat_age_s)": ?[0-9.]+'
+        assert re.sub(age, "", there) == re.sub(age, "", here)
 
 
 def test_a_host_that_does_not_answer_a_stop_is_named_with_what_was_stopped_elsewhere() -> None:
@@ -338,7 +373,7 @@ class Lies(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        if self.path.endswith("/restart"):
+        if self.path.endswith("/cancel"):
             self.say(json.dumps({"error": f"no {ESCAPE}", "fix": ESCAPE}).encode(), 409)
         else:
             self.say(json.dumps(self.row()).encode())
@@ -389,7 +424,8 @@ def test_no_file_is_written_where_a_service_would_like_it(
     [
         ("logs", "[0 "),
         ("logs --follow", f"{Lies.RUN}: "),
-        (f"restart {Lies.RUN}", "error: no "),
+        (f"cancel {Lies.RUN}", "error: no "),
+        (f"restart {Lies.RUN}", "has never started: "),
         (f"checkpoints {Lies.RUN}", "has never started: "),
         ("submit --world 1", "handed in"),
         ("report --markdown", "a report "),
