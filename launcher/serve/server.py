@@ -109,10 +109,11 @@ async def serve(
     service = Service(settings)
     service.live = Live(service)
     server = Server(config_for(make_app(service), listening, listener), service)
+    own = auth.own_token()
     sweep()
     service.keeper.start()
     service.check_first()
-    beside = [asyncio.create_task(tell(server, ready)), asyncio.create_task(keep_own_token())]
+    beside = [asyncio.create_task(tell(server, ready)), asyncio.create_task(keep_own_token(own))]
     try:
         await server.serve(sockets=[listener])
     finally:
@@ -137,10 +138,10 @@ async def tell(server: Server, ready: Callable[[], None]) -> None:
     ready()
 
 
-async def keep_own_token() -> None:
+async def keep_own_token(own: sqlite3.Row | None) -> None:
     """Whoever has this account gets in also after the database was damaged, and begun anew by whoever saw it
-    first: else the service would be there, and closed to all."""
-    own = await asyncio.to_thread(auth.own_token)
+    first: else the service would be there, and closed to all. So its own token is read before it says that it
+    is there."""
     while own is not None:
         await asyncio.sleep(OWN_S)
         try:
