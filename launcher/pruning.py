@@ -27,6 +27,10 @@ KNOWN = """
     FROM runs"""
 ALL_RUNS = "SELECT run FROM runs UNION SELECT run FROM queue"
 LOGS = ("chunks", "metrics", "series", "positions")
+# Whoever has read the log that goes is to get what the next attempt says: its numbers go on from here.
+KEEP_NUMBER = """
+    UPDATE attempts SET upto = max(upto, (SELECT coalesce(max(last), 0) FROM chunks WHERE run = attempts.run))
+    WHERE run = ?"""
 LOCKS = ("lock", "again", "recording")  # of who starts, watches, restarts a run, and writes it down
 
 
@@ -119,6 +123,8 @@ def deleting(chosen: Mapping[str, int], *, logs_only: bool) -> database.Work[lis
             row = db.execute(f"{KNOWN} WHERE run = ?", (run,)).fetchone()
             if row is None or (is_over(row, now) and row["attempt"] == attempt):
                 gone.append(run)
+        if logs_only:
+            db.executemany(KEEP_NUMBER, [(run,) for run in gone])
         for table in tables:
             db.executemany(f"DELETE FROM {table} WHERE run = ?", [(run,) for run in gone])  # noqa: S608 - names of our own tables
         if not logs_only:

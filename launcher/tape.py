@@ -1,4 +1,5 @@
-"""What was recorded of runs: their events, numbered from 1 in each run, in the same file as the history.
+"""What was recorded of runs: their events, numbered from 1 in each run, in the same file as the history. No
+number is given twice, also where what had it is forgotten (`runs prune --logs-only`).
 
 Events are in compressed chunks of JSON lines; metrics also in rows, of which some are marked so that a long
 series can be thinned without reading all of it. With the events of a transaction go the places up to which
@@ -173,7 +174,9 @@ class Tape:
         self._summary = Summary(json.loads(row["summary"]) if row else {})
         self._state = row["state"] if row else ""
         chunk = ask("SELECT * FROM chunks WHERE run = ? ORDER BY first DESC LIMIT 1", (self.run,)).fetchone()
-        self._first, self.last, self._flags, self._open = 1, 0, 0, b""
+        upto = ask("SELECT coalesce(max(upto), 0) FROM attempts WHERE run = ?", (self.run,)).fetchone()
+        self.last: int = upto[0]  # of a log that was pruned
+        self._first, self._flags, self._open = self.last + 1, 0, b""
         if chunk is not None:
             self._first, self.last, self._flags = chunk["first"], chunk["last"], chunk["flags"]
             self._open = zlib.decompress(chunk["data"])
@@ -295,6 +298,13 @@ def told(path: Any) -> Iterator[None]:
 
 
 # --- Reading -------------------------------------------------------------------------------------
+
+
+def first(run: str) -> int | None:
+    """The number of the oldest event; None where there is none, or all of them were forgotten."""
+    words = "SELECT min(first) FROM chunks WHERE run = ?"
+    found: int | None = history.ask(lambda db: db.execute(words, (run,)).fetchone()[0], None)
+    return found
 
 
 def last(run: str) -> int:

@@ -149,8 +149,10 @@ class Live:
         return self._news[run]
 
     async def block(self, run: str, after: int, *, sure: bool = False) -> Block | None:
-        """What comes after an event; None if nothing does yet. To be `sure` of that the tape is asked, not
-        only its recorder believed."""
+        """What comes after an event; None if nothing does yet. To be `sure` the tape is asked, not only its
+        recorder believed: also whether it still has what is kept here. (Nobody prunes what is recorded.)"""
+        if sure and (run, after) in self._blocks:
+            self._drop_pruned(run, await run_in_threadpool(tape.first, run))
         found = self._blocks.get((run, after))
         if found is None:
             if after == self._heads.get(run) and not sure:
@@ -163,18 +165,24 @@ class Live:
             return None
         return block
 
+    def _drop_pruned(self, run: str, first: int | None) -> None:
+        """What is before the `first` event that the tape has; all of it if it has none."""
+        for key, future in list(self._blocks.items()):
+            if key[0] == run and (block := made(future)) and (first is None or block.last < first):
+                self._forget(key, future)
+
     def _keep(self, key: tuple[str, int], future: asyncio.Future[Block]) -> None:
         self._blocks[key] = future
         future.add_done_callback(lambda done: self._count(key, done))
 
     def _count(self, key: tuple[str, int], done: asyncio.Future[Block]) -> None:
-        if done.cancelled() or done.exception() is not None:
-            if self._blocks.get(key) is done:
-                del self._blocks[key]
-            return
         if self._blocks.get(key) is not done:
             return
-        self._kept += len(done.result().data)
+        block = made(done)
+        if block is None:
+            del self._blocks[key]
+            return
+        self._kept += len(block.data)
         while self._kept > MOST_KEPT and len(self._blocks) > 1:
             first = next(iter(self._blocks))
             self._forget(first, self._blocks[first])
@@ -182,8 +190,8 @@ class Live:
     def _forget(self, key: tuple[str, int], future: asyncio.Future[Block]) -> None:
         if self._blocks.get(key) is future:
             del self._blocks[key]
-            if future.done() and not future.cancelled() and future.exception() is None:
-                self._kept -= len(future.result().data)
+            if block := made(future):
+                self._kept -= len(block.data)
 
     def known(self, run: str) -> Told | None:
         """How the run was a moment ago. Then somebody looks again beside, and says if it is another: lines do
@@ -220,6 +228,12 @@ class Live:
             self._newest.clear()
             self._details.clear()
         return told
+
+
+def made(future: asyncio.Future[Block]) -> Block | None:
+    """None while it is being read, or if that failed."""
+    good = future.done() and not future.cancelled() and future.exception() is None
+    return future.result() if good else None
 
 
 def for_readers(detail: dict[str, Any] | None) -> tuple[bytes, bytes]:

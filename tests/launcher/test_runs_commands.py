@@ -318,6 +318,24 @@ def test_with_the_logs_goes_their_room_on_the_disk() -> None:
     assert "nothing to forget" in ringctl("runs", "prune", "--keep", "0", "--logs-only", "--yes").stdout
 
 
+def test_the_numbers_of_a_log_go_on_after_it_was_forgotten() -> None:
+    remember("one")
+    with_a_log("one", lines=3)
+    record = history.read("one")
+    assert record is not None
+    assert record.end is not None
+    event = Event("line", 1.0, "one", 1, "a", 0, {"stream": "out", "text": "x"})
+    with tape.Tape("one") as book:
+        assert [book.append([event], 1, {}, record.end) for _ in range(2)] == [4, 5]
+    ringctl("runs", "prune", "--keep", "0", "--logs-only", "--yes")
+    assert (tape.first("one"), tape.last("one")) == (None, 0)
+    with tape.Tape("one") as book:
+        assert book.append([event], 1, {}, record.end) == 6
+    assert (tape.first("one"), tape.last("one")) == (6, 6)
+    assert [line[0] for line in tape.lines("one").lines] == [6]
+    assert [number for number, _ in tape.events("one")] == [6]
+
+
 def test_what_a_service_kept_of_a_run_goes_with_it() -> None:
     code = codestore.folder_of("a" * 64)
     for run in ("old", "new"):

@@ -19,7 +19,7 @@ from launcher.errors import HostError
 from launcher.model import Event, RunState
 from launcher.recorder import Batch
 from launcher.serve import call, stream
-from tests.launcher.ringctl import wait_for
+from tests.launcher.ringctl import ringctl, wait_for
 from tests.launcher.serve.service import Service, serving
 
 TALKS = """
@@ -151,6 +151,23 @@ def test_a_run_that_waits_tells_why_and_the_first_screen_hears_of_it() -> None:
         thread.join(timeout=10)
         assert not thread.is_alive(), "a service that ends closes its streams"
         service.start()
+
+
+def test_a_log_that_was_pruned_is_streamed_to_nobody_and_the_next_attempts_to_all() -> None:
+    says = "import os; [print(os.environ['RINGCTL_ATTEMPT'], i) for i in range(300)]"
+    with serving() as service:
+        there, run = service.client(), service.submit(sys.executable, "-c", says, prefork=False)
+        service.wait_for_state(run, "succeeded")
+        first = Reader(there, run).read()
+        assert first.lines == [f"1 {i}" for i in range(300)]
+        wait_for(lambda: run in ringctl("runs", "prune", "--keep", "0", "--logs-only", "--yes").stdout, "it")
+        assert Reader(there, run).read().lines == []
+        there.post(f"/api/runs/{run}/restart")
+        second = [f"2 {i}" for i in range(300)]
+        wait_for(lambda: service.lines(run) == second, "the second attempt's lines", 60.0)
+        service.wait_for_state(run, "succeeded")
+        assert Reader(there, run).read().lines == second
+        assert Reader(there, run, after=first.last).read().lines == second
 
 
 def test_an_unknown_run_has_no_stream() -> None:
