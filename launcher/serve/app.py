@@ -18,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route as Path
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from launcher.errors import RingctlError
 from launcher.serve import limits, pages
@@ -122,7 +122,7 @@ class Gate:
                 500, "this is a mistake in ringctl", "its log says more: please report it"
             ).answer()
         try:
-            await response(answer)(scope, receive, send)
+            await response(answer)(scope, receive, in_pieces(send))
         finally:
             answer.done()
 
@@ -320,6 +320,20 @@ async def read_json(request: Request, schema: Mapping[str, Any], may_be_empty: b
     if why := problem(schema, value):
         raise Refused(400, why)
     return value
+
+
+def in_pieces(send: Send) -> Send:
+    """Sends one piece of a body after the other, each when the one before is gone: what a slow reader has not
+    taken yet is here once, and not in the buffer of its connection as well."""
+
+    async def sending(message: Message) -> None:
+        body = message.get("body", b"")
+        last = max(0, len(body) - 1) // limits.PIECE * limits.PIECE
+        for at in range(0, last, limits.PIECE):
+            await send({**message, "body": body[at : at + limits.PIECE], "more_body": True})
+        await send({**message, "body": body[last:]} if last else message)
+
+    return sending
 
 
 def response(answer: Answer) -> Response:

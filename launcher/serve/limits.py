@@ -18,6 +18,8 @@ MOST_CODE = 64 << 20  # a snapshot as a packed tar
 BODY_S = 30.0  # a small body has come by then
 CODE_S = 300.0
 HEAD_S = 10.0  # and the head of a request by then, of each on a connection
+PIECE = 64 << 10  # bytes of an answer that wait to be sent: the rest stays where it is until these are gone
+SEND_S = 60.0  # by then a reader has taken a piece
 MOST_CONNECTIONS = 256
 MOST_HANDSHAKES = 64  # besides them
 MOST_STREAMS = 128
@@ -107,6 +109,8 @@ class Listener(socket.socket):
     def __init__(self, family: int) -> None:
         # By its name: only then asyncio sends answers at once (TCP_NODELAY), and nobody waits for an ACK.
         super().__init__(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        # Inherited by its connections. Else the kernel would take megabytes, whether or not they are read.
+        self.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, PIECE)
         self._shaking: dict[int, socket.socket] = {}
 
     def accept(self) -> tuple[socket.socket, Any]:
@@ -123,8 +127,8 @@ class Listener(socket.socket):
 
 
 class PatientProtocol(H11Protocol):
-    """Closes a connection whose request does not come in time; when there are too many connections, the one
-    that has been silent for longest goes first."""
+    """Closes a connection whose request does not come in time, or whose answer is not taken; when there are
+    too many connections, the one that has been silent for longest goes first."""
 
     def __init__(self, listener: Listener, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -134,6 +138,8 @@ class PatientProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         self.listener.speaks(transport)
+        # So that we hear when all is sent: writing is paused until then.
+        transport.set_write_buffer_limits(high=1, low=0)
         super().connection_made(transport)
         self._wait_for_head()
         if len(self.connections) > MOST_CONNECTIONS:
@@ -141,25 +147,49 @@ class PatientProtocol(H11Protocol):
             min(mine, key=lambda each: each.silent_since).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._head_is_here()
+        self._stop_waiting()
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
         super().handle_events()
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._head_is_here()
+        if self._is_answering() and not self.flow.write_paused:
+            self._stop_waiting()
 
     def on_response_complete(self) -> None:
-        self._wait_for_head()
+        if not self.flow.write_paused:
+            self._wait_for_head()
         super().on_response_complete()
 
-    def _wait_for_head(self) -> None:
-        self._head_is_here()
-        self.silent_since = self.loop.time()
-        self._timer = self.loop.call_later(HEAD_S, self.transport.abort)
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stop_waiting()
+        self._timer = self.loop.call_later(SEND_S, self.transport.abort)
 
-    def _head_is_here(self) -> None:
+    def resume_writing(self) -> None:
+        """All that was written is sent."""
+        super().resume_writing()
+        self._stop_waiting()
+        if not self._is_answering():
+            self._wait_for_head()
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _wait_for_head(self) -> None:
+        self._stop_waiting()
+        self.silent_since = self.loop.time()
+        self._timer = self.loop.call_later(HEAD_S, self._end)
+
+    def _stop_waiting(self) -> None:
         self.silent_since = float("inf")
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _end(self) -> None:
+        """The end of an answer may still be on its way through TLS."""
+        if self.cycle is None:
+            self.transport.abort()
+        else:
+            self.transport.close()
+            self._timer = self.loop.call_later(SEND_S, self.transport.abort)
