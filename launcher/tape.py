@@ -12,6 +12,7 @@ import contextlib
 import json
 import re
 import sqlite3
+import sys
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -34,12 +35,15 @@ Line = list[Any]  # [id, time, attempt, host, rank, stream, text]
 Metric = list[Any]  # [id, time, attempt, rank, {...}]
 
 CHUNK_BYTES = 64 << 10  # of JSON lines: a smaller chunk still grows
+LARGEST_CHUNK = 1 << 20  # of many events that come at once: whoever wants few of them need not unpack all
 LONGEST_METRIC = 8 << 10  # characters, as it is drawn and streamed; all of it is among the events
 LEVEL = 1  # of zlib: the quickest, and a log shrinks to a tenth with it
 FOLDED_S = 2.0  # how often the folded state is written down
 SPARK = 40  # losses in a list
 CHECKPOINT_PAGES = 4000
 LOOK_BYTES = 32 << 20  # of log that one question looks through
+MOST_BYTES = 1 << 20  # of events that it brings, as they are written down; one that is longer comes alone
+MOST_POINTS = 20_000  # of curves that it brings, of all ranks together
 LAST_EVENTS = 100_000  # that may tell why a run failed
 EARLIER_CHUNK = 500  # what a chunk counts for among the earlier ones
 OUT, ERR, TELLING = 1, 2, 4  # flags of a chunk: lines of both streams, and what tells of a failure
@@ -85,10 +89,27 @@ def plain(data: Mapping[str, Any]) -> dict[str, Any]:
     return known | {key: number(data[key]) for key in CURVES if key in data}
 
 
-def encoded(events: Iterable[Event]) -> bytes:
-    """A JSON line each. What is looked for first comes first."""
-    rows = [encode([e.kind, e.host, e.rank, e.attempt, e.time, e.data]) for e in events]
-    return "\n".join(rows).encode() + b"\n"
+def encoded(event: Event) -> bytes:
+    """A JSON line. What is looked for first comes first."""
+    e = event
+    return encode([e.kind, e.host, e.rank, e.attempt, e.time, e.data]).encode() + b"\n"
+
+
+def portions(events: Iterable[Event]) -> Iterator[tuple[list[Event], bytes]]:
+    """All of them in order, some at a time, with their text: as much of it as a chunk may have."""
+    some: list[Event] = []
+    rows: list[bytes] = []
+    size = 0
+    for event in events:
+        row = encoded(event)
+        if some and size + len(row) > LARGEST_CHUNK:
+            yield some, b"".join(rows)
+            some, rows, size = [], [], 0
+        some.append(event)
+        rows.append(row)
+        size += len(row)
+    if some:
+        yield some, b"".join(rows)
 
 
 def decoded(run: str, row: bytes) -> Event:
@@ -229,13 +250,15 @@ class Tape:
 
     def _chunk(self, events: Sequence[Event]) -> tuple[int, int, bytes]:
         """Into the last chunk as long as that is small: (its first number, flags, text)."""
-        if not events:
-            return self._first, self._flags, self._open
-        first, flags, text = self.last + 1, flags_of(events), encoded(events)
-        if self._open and len(self._open) + len(text) <= CHUNK_BYTES:
-            first, flags, text = self._first, flags | self._flags, self._open + text
-        values = (self.run, first, self.last + len(events), flags, zlib.compress(text, LEVEL))
-        self._db.execute("INSERT OR REPLACE INTO chunks VALUES (?, ?, ?, ?, ?)", values)
+        first, last, flags, text = self._first, self.last, self._flags, self._open
+        for some, more in portions(events):
+            if text and len(text) + len(more) <= CHUNK_BYTES:
+                flags, text = flags | flags_of(some), text + more
+            else:
+                first, flags, text = last + 1, flags_of(some), more
+            last += len(some)
+            values = (self.run, first, last, flags, zlib.compress(text, LEVEL))
+            self._db.execute("INSERT OR REPLACE INTO chunks VALUES (?, ?, ?, ?, ?)", values)
         return first, flags, text
 
     def _metrics(self, metrics: Sequence[tuple[int, Event]]) -> dict[tuple[int, int, int], int]:
@@ -313,18 +336,23 @@ def last(run: str) -> int:
     return int(history.ask(lambda db: db.execute(words, (run,)).fetchone()[0], 0))
 
 
-def events(run: str, after: int = 0, limit: int = 5000) -> list[tuple[int, Event]]:
-    """Those that come next, in order."""
-    return whole_chunks(run, after, limit)[:limit]
+def events(run: str, after: int = 0, limit: int = 5000, most: int = sys.maxsize) -> list[tuple[int, Event]]:
+    """Those that come next, in order; with the one that makes them `most` bytes they are enough."""
+    return whole_chunks(run, after, limit, most)[:limit]
 
 
-def whole_chunks(run: str, after: int, enough: int) -> list[tuple[int, Event]]:
-    """Those that come next, to the end of the chunk with which they are enough. There, what was written
-    down at a time ends, too."""
+def whole_chunks(run: str, after: int, enough: int, most: int = sys.maxsize) -> list[tuple[int, Event]]:
+    """Those that come next, to the end of the chunk with which they are enough, unless they are `most` bytes
+    before. There, what was written down at a time ends, too, if it was not too much for one."""
     found: list[tuple[int, Event]] = []
+    size = 0
     for first, rows in upwards(run, after):
         new = max(first, after + 1)
-        found += [(id_, decoded(run, row)) for id_, row in enumerate(rows[new - first :], new)]
+        for id_, row in enumerate(rows[new - first :], new):
+            found.append((id_, decoded(run, row)))
+            size += len(row)
+            if size >= most:
+                return found
         if len(found) >= enough:
             break
     return found
@@ -420,7 +448,7 @@ def lines(
     regex: bool = False,
 ) -> Page:
     """The newest lines, those just `before` an event, or those that come `after` one. Only so much of the log
-    is looked through at a time: there may be `more` also where few are found."""
+    is looked through at a time, and brought: there may be `more` also where few are found."""
     look = wanted(rank, host, stream, search, regex)
     flags = {"out": OUT, "err": ERR}.get(stream or "", OUT | ERR)
     if after is not None:
@@ -432,13 +460,14 @@ def lines(
 
 def page_down(run: str, chunks: Chunks, look: Wanted, top: int, limit: int) -> Page:
     found: list[Line] = []
-    seen = 0
+    seen = size = 0
     for first, rows in chunks:
         for id_ in range(min(first + len(rows), top) - 1, first - 1, -1):
             line = look.line(id_, rows[id_ - first], run)
             if line is not None:
                 found.append(line)
-                if len(found) == limit:
+                size += len(rows[id_ - first])
+                if len(found) == limit or size >= MOST_BYTES:
                     return Page(found[::-1], id_, top - 1, more=id_ > 1)
         seen += sum(map(len, rows))
         if seen > LOOK_BYTES:
@@ -448,13 +477,14 @@ def page_down(run: str, chunks: Chunks, look: Wanted, top: int, limit: int) -> P
 
 def page_up(run: str, chunks: Chunks, look: Wanted, after: int, limit: int) -> Page:
     found: list[Line] = []
-    seen, end = 0, after
+    seen, size, end = 0, 0, after
     for first, rows in chunks:
         for id_ in range(max(first, after + 1), first + len(rows)):
             line = look.line(id_, rows[id_ - first], run)
             if line is not None:
                 found.append(line)
-                if len(found) == limit:
+                size += len(rows[id_ - first])
+                if len(found) == limit or size >= MOST_BYTES:
                     return Page(found, after + 1, id_, more=True)
         end, seen = first + len(rows) - 1, seen + sum(map(len, rows))
         if seen > LOOK_BYTES:
@@ -474,7 +504,7 @@ def metrics(run: str, after: int = 0, limit: int = 5000) -> list[Metric]:
 
 
 def series(run: str, points: int = 400) -> dict[str, Any]:
-    """Curves of each rank and attempt, of about so many points each."""
+    """Curves of each rank and attempt, of about so many points each; of fewer where there are many curves."""
     nothing: list[sqlite3.Row] = []
     rows = history.ask(lambda db: thinned(db, run, points), nothing)
     curves: dict[tuple[int, int], dict[str, Any]] = {}
@@ -502,6 +532,7 @@ def thinned(db: sqlite3.Connection, run: str, points: int) -> list[sqlite3.Row]:
     final = """SELECT id, time, m.attempt, m.rank, step, data FROM series s JOIN metrics m
         ON m.run = s.run AND m.id = s.last WHERE s.run = ?"""
     found = {row["id"]: row for row in db.execute(final, (run,))}
+    points = min(points, MOST_POINTS // max(len(found), 1))
     for attempt, kind, most in db.execute(longest, (run,)).fetchall():
         level = max(0, -(-most // max(points, 1)) - 1).bit_length()
         found |= {row["id"]: row for row in db.execute(some, (run, attempt, kind, level))}

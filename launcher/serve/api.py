@@ -25,8 +25,6 @@ from launcher.serve.children import ringctl
 from launcher.serve.keeper import Keeper, planned
 from launcher.serve.service import fresh_id
 
-SOME_EVENTS = 1000  # that are read at a time
-MOST_EVENTS = 4 << 20  # characters, about, in one answer
 STOP_S = 120.0  # besides the grace that ranks are given
 REPORT_S = 20.0  # a report does not wait longer for hosts
 CANCEL_S = 15.0  # by then a launch that is interrupted has ended, most times
@@ -121,17 +119,11 @@ def log(call: Call) -> dict[str, Any]:
 def events(call: Call) -> dict[str, Any]:
     """All kinds of them; no more at once than is held in memory without a thought."""
     row_of(call)
-    after, limit = call.query["after"], call.query["limit"]
-    found: list[dict[str, Any]] = []
-    size = 0
-    while len(found) < limit and size < MOST_EVENTS:
-        some = tape.events(call.path["run"], after, min(SOME_EVENTS, limit - len(found)))
-        if not some:
-            return {"events": found, "last": after, "more": False}
-        found += [{"id": id_, **event.to_json()} for id_, event in some]
-        size += sum(len(event.data.get("text", "")) for _, event in some)
-        after = some[-1][0]
-    return {"events": found, "last": after, "more": True}
+    run, after = call.path["run"], call.query["after"]
+    some = tape.events(run, after, call.query["limit"], tape.MOST_BYTES)
+    last = some[-1][0] if some else after
+    found = [{"id": id_, **event.to_json()} for id_, event in some]
+    return {"events": found, "last": last, "more": last < tape.last(run)}
 
 
 def checkpoints(call: Call) -> dict[str, Any]:

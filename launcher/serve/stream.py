@@ -30,6 +30,7 @@ OLD_S = 2.0  # how old it may be by then, if looking takes long
 NOW_S = 0.5  # how often a reader is told the time, by which it sees whether it keeps up
 OVERVIEW_S = 0.5
 ENOUGH_EVENTS = 4000  # for one block
+MOST_BLOCK = 2 << 20  # bytes of one that is encoded as it comes
 MOST_KEPT = 8 << 20  # bytes of blocks kept for other readers
 FIRST_ROWS = 50
 OVER = ("succeeded", "failed", "stopped", "lost", "cancelled")
@@ -61,6 +62,11 @@ def encoded(events: Sequence[tuple[int, Event]]) -> Block:
     if lines:
         parts.append(framed("lines", to_bytes(lines), last))
     return Block(last, b"".join(parts) or f"id: {last}\n\n".encode())
+
+
+def is_small(events: Sequence[Event]) -> bool:
+    """Whether they are to be one block. Of a character that is not ASCII six are sent."""
+    return 6 * sum(len(event.data.get("text", "")) for event in events) <= MOST_BLOCK
 
 
 @dataclass(frozen=True)
@@ -96,9 +102,10 @@ class Live:
 
     def batch(self, batch: Batch) -> None:
         """Called by a recorder after its commit. Encoded here, once, if anybody reads the run: also whoever
-        is a little behind comes to just this, which costs much less than to read it from the tape."""
+        is a little behind comes to just this, which costs much less than to read it from the tape. Unless it
+        is very much: then each reads some of it at a time."""
         block = None
-        if batch.events and batch.run in self.of_run:
+        if batch.events and batch.run in self.of_run and is_small(batch.events):
             block = encoded(list(enumerate(batch.events, start=batch.first)))
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody reads any more
             self._loop.call_soon_threadsafe(self._heard, batch, block)
@@ -259,7 +266,7 @@ def steady(detail: Any) -> Any:
 
 def read_block(run: str, after: int) -> Block:
     """To where a batch ended: whoever has caught up goes on with what is encoded for all."""
-    events = tape.whole_chunks(run, after, ENOUGH_EVENTS)
+    events = tape.whole_chunks(run, after, ENOUGH_EVENTS, tape.MOST_BYTES)
     return encoded(events) if events else Block(after, b"")
 
 

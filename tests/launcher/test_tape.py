@@ -106,6 +106,48 @@ def test_whole_chunks_end_where_something_that_was_written_down_at_a_time_ends(b
         assert len(found) >= 10 or last == 300
 
 
+def test_much_that_comes_at_once_becomes_chunks_that_are_not_too_large(
+    book: tape.Tape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tape, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(tape, "LARGEST_CHUNK", 3000)
+    events = [line(n, text="é" * (2000 if n == 50 else 100)) for n in range(100)]
+    record(book, events, 100)
+    sizes = [sum(map(len, rows)) for _, rows in tape.upwards(RUN, 0)]
+    assert len(sizes) > 20
+    assert [size > 3000 for size in sizes].count(True) == 1, "one event is not cut"
+    assert tape.events(RUN) == list(enumerate(events, 1))
+    assert texts(tape.lines(RUN, limit=100)) == [event.data["text"] for event in events]
+    with tape.Tape(RUN) as again:
+        assert again.append([line(100)], 1, {}, STATE) == 101
+
+
+def test_one_question_brings_so_many_bytes_and_the_next_goes_on(
+    book: tape.Tape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = [line(n, text="é" * (500 if n == 50 else 10)) for n in range(100)]
+    record(book, events, 9)
+    monkeypatch.setattr(tape, "MOST_BYTES", 1000)
+    up, after, more = list[str](), 0, True
+    while more:
+        page = tape.lines(RUN, after=after, limit=60)
+        assert 0 < len(page.lines) <= 10
+        up, after, more = up + texts(page), page.last, page.more
+    down, before, more = list[str](), 101, True
+    while more:
+        page = tape.lines(RUN, before=before, limit=60)
+        down, before, more = texts(page) + down, page.first, page.more
+    said = [event.data["text"] for event in events]
+    assert (up, down) == (said, said)
+    found, some = list[tuple[int, Event]](), tape.events(RUN, most=1000)
+    while some:
+        assert len(some) <= 10
+        found += some
+        some = tape.events(RUN, after=found[-1][0], most=1000)
+    assert found == list(enumerate(events, 1))
+    assert len(tape.whole_chunks(RUN, 0, 60, 1000)) <= 10
+
+
 def test_places_go_with_the_events(book: tape.Tape) -> None:
     assert book.places(1) == {}
     place = Place((1, 2, 300), 40, 50)
@@ -267,6 +309,14 @@ def test_a_sparkline_is_short_and_ends_with_the_newest(count: int) -> None:
     assert spark[-1] == count - 1
     assert spark == sorted(set(spark))
     assert count < 40 or len(spark) >= tape.SPARK // 2
+
+
+def test_many_curves_have_fewer_points_each(book: tape.Tape, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tape, "MOST_POINTS", 200)
+    record(book, [metric(step, rank, loss=1.0) for step in range(1, 101) for rank in range(8)], 100)
+    curves = tape.series(RUN, points=5000)["series"]
+    assert [len(curve["step"]) for curve in curves] == [25] * 8, "every fourth"
+    assert {curve["step"][-1] for curve in curves} == {100}
 
 
 # --- Attempts ------------------------------------------------------------------------------------
