@@ -26,7 +26,7 @@ T = TypeVar("T")
 ANSWER_S = 60.0
 SLOW_S = 400.0  # for what has the service talk to all hosts
 STREAM_S = 60.0  # it says that it is there more often than this
-PATIENCE_S, AGAIN_S = 15.0, 0.5  # with a service that broke off
+PATIENCE_S, AGAIN_S = 15.0, 0.5  # with a service that broke off, or has too much to do
 NONE = "there is no service: start one with `ringctl serve`, or name one with --server URL"
 
 
@@ -216,15 +216,20 @@ class Client:
         kind: str = "application/json",
         seconds: float = ANSWER_S,
     ) -> bytes:
-        connection = self._connect(seconds)
-        try:
-            answer = self._send(connection, method, path, body, kind)
-            data = self._read(answer)
-            if answer.status >= 400:
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            connection = self._connect(seconds)
+            try:
+                answer = self._send(connection, method, path, body, kind)
+                data = self._read(answer)
+            finally:
+                connection.close()
+            if answer.status < 400:
+                return data
+            wait = again_after(answer)
+            if wait is None or time.monotonic() + wait > until:
                 raise refused(answer.status, data)
-            return data
-        finally:
-            connection.close()
+            time.sleep(wait)
 
     def stream(self, path: str, after: int = 0) -> Iterator[tuple[str, int, Any]]:
         """(event, id, data) as they come, until the service ends the stream."""
@@ -250,6 +255,12 @@ class Client:
         """The row of the run that is meant, by the rule of the commands without a service: see
         runs.find_run."""
         return dict(self.get("/api/find", run=reference))
+
+
+def again_after(answer: http.client.HTTPResponse) -> float | None:
+    """In how many seconds a service that has too much to do wants to be asked again: it has done nothing."""
+    said = answer.headers.get("Retry-After", "")
+    return float(said) if answer.status == 429 and re.fullmatch("[0-9]{1,4}", said) else None
 
 
 def runs_in(answer: Any) -> Iterator[Any]:

@@ -34,16 +34,19 @@ async function ask(method, path, query, body, signal) {
 }
 
 /** Asks again for what may be asked twice (a key says that it is the same): a laptop that changes its network drops
- * all its connections. */
+ * all its connections, and a service that has too much to do says when to come back. */
 async function reached(where, options, twice) {
   for (let again = twice ? AGAIN_MS : []; ; again = again.slice(1)) {
+    let wait = again[0];
     try {
-      return await fetch(where, options);
+      const answer = await fetch(where, options);
+      if (answer.status !== 429 || !again.length) return answer;
+      wait = 1000 * (Number(answer.headers.get("Retry-After")) || 1);
     } catch (error) {
       if (error.name === "AbortError") throw error;
       if (!again.length) throw new Failure("The service does not answer", "Is `ringctl serve` still running, and are you connected?");
-      await new Promise((done) => setTimeout(done, again[0]));
     }
+    await new Promise((done) => setTimeout(done, wait));
   }
 }
 

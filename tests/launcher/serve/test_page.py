@@ -91,6 +91,12 @@ window.fetch = async (where, ...more) => {
   return answer;
 };
 """
+BUSY_AT_FIRST = """
+const asks = window.fetch, busy = { status: 429, headers: { "Retry-After": "1" } };
+let left = 2;
+window.fetch = async (...asked) => (left-- > 0 ? new Response("{}", busy) : asks(...asked));
+return import("/page/api.js").then(({ get }) => get("/api/me"));
+"""
 MEANS = """
 const [series, key] = arguments;
 return import("/page/series.js").then(({ Measured }) => new Measured({ series }).means(key, true));
@@ -508,6 +514,10 @@ def test_what_is_sent_again_because_no_answer_came_is_one_run(scene: Scene) -> N
     browser.wait_for_text("once", ".runhead")
     (row,) = service.client().get("/api/runs", search="once")["runs"]
     service.wait_for_state(row["run"], "succeeded")
+
+
+def test_what_a_busy_service_does_not_answer_is_asked_for_again(scene: Scene) -> None:
+    assert scene.browser.script(BUSY_AT_FIRST)["role"] == "admin"
 
 
 @pytest.fixture
