@@ -4,6 +4,7 @@ table of routes (routes.py) names."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import json
@@ -105,33 +106,35 @@ class Gate:
         self.service, self.routes, self.hands = service, routes, hands
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
+        async with contextlib.AsyncExitStack() as held:  # until it is answered
+            answer = await self.answered(Request(scope, receive), held)
+            if answer is not None:
+                held.callback(answer.done)
+                await response(answer)(scope, receive, in_pieces(send))
+
+    async def answered(self, request: Request, held: contextlib.AsyncExitStack) -> Answer | None:
+        """Whatever happens; None only for a client that has gone."""
         try:
-            answer = await self.answer(request)
+            return await self.answer(request, held)
         except ClientDisconnect:
-            return
+            return None
         except (Refused, RingctlError) as error:
-            answer = self.refused(error)
+            return self.refused(error)
         except asyncio.CancelledError:
             if not self.service.ending:
                 raise
-            answer = Refused(503, "the service ends", "ask again when it is there again").answer()
+            return Refused(503, "the service ends", "ask again when it is there again").answer()
         except Exception:
             log.exception("%r %r", request.method, request.url.path)
-            answer = Refused(
-                500, "this is a mistake in ringctl", "its log says more: please report it"
-            ).answer()
-        try:
-            await response(answer)(scope, receive, in_pieces(send))
-        finally:
-            answer.done()
+            fix = "its log says more: please report it"
+            return Refused(500, "this is a mistake in ringctl", fix).answer()
 
     def refused(self, error: Refused | RingctlError) -> Answer:
         said = error if isinstance(error, Refused) else refusal(error)
         unnamed = self.service.unnamed
         return Refused(said.status, unnamed(said.error), unnamed(said.fix), said.headers).answer()
 
-    async def answer(self, request: Request) -> Answer:
+    async def answer(self, request: Request, held: contextlib.AsyncExitStack) -> Answer:
         refuse_two_lengths(request)
         refuse_strange_host(self.service, request)
         route = self.routes.get(request.method)
@@ -151,26 +154,34 @@ class Gate:
         elif route.body is not None:
             body = await read_json(request, route.body, route.may_be_empty)
         call = Call(self.service, who, request.path_params, query, body, lower_headers(request), incoming)
-        found = await self.found(route, call)
-        return found if isinstance(found, Answer) else Answer(found)
-
-    async def found(self, route: Route, call: Call) -> Any:
         if inspect.iscoroutinefunction(route.handler):
-            return await route.handler(call)
+            return as_answer(await route.handler(call))
+        try:
+            return await self.made(request, route, call, held)
+        except limits.Busy as busy:
+            fix = "ask again when they are answered"
+            raise Refused(429, str(busy), fix, {"Retry-After": "2"}) from None
+
+    async def made(
+        self, request: Request, route: Route, call: Call, held: contextlib.AsyncExitStack
+    ) -> Answer:
+        """In a thread that is for it, and encoded there: the event loop would answer nobody meanwhile."""
+        user = call.who.name if call.who else ""
+
+        def work() -> Answer:
+            return as_answer(route.handler(call)).encoded()
+
+        if route.large:
+            await held.enter_async_context(self.hands.turn(user))
+            if await request.is_disconnected():  # while it waited
+                raise ClientDisconnect
+            return await self.hands.make(work)
         if not route.slow:
-            return await to_thread.run_sync(route.handler, call)
-        user, work = call.who.name if call.who else "", functools.partial(route.handler, call)
+            return await to_thread.run_sync(work)
         if route.method != "GET":
             return await self.hands.change(user, work)
-        try:
-            return await self.hands.read(user, work)
-        except limits.Busy:
-            raise Refused(
-                429,
-                f"{limits.MOST_READS_EACH} of your requests wait for hosts already",
-                "ask again when they are answered",
-                {"Retry-After": "2"},
-            ) from None
+        held.enter_context(self.hands.looking(user))
+        return await self.hands.read(work)
 
     async def who(self, request: Request, route: Route) -> Who | None:
         """Whoever asks, if they may; a client that guesses has to wait."""
@@ -201,6 +212,10 @@ class Gate:
         if who.by_cookie:
             refuse_other_pages(request)
         return who
+
+
+def as_answer(found: Any) -> Answer:
+    return found if isinstance(found, Answer) else Answer(found)
 
 
 def too_many() -> Refused:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import HostError, InputError, PreflightError, RingctlError
@@ -44,9 +44,13 @@ class Answer:
     done: Callable[[], None] = lambda: None  # called once it was sent, or could not be
 
     def data(self) -> bytes:
-        if self.kind == "application/json":
-            return to_bytes(self.body)
-        return bytes(self.body) if isinstance(self.body, bytes) else str(self.body).encode()
+        if isinstance(self.body, bytes):
+            return self.body
+        return to_bytes(self.body) if self.kind == "application/json" else str(self.body).encode()
+
+    def encoded(self) -> Answer:
+        """With its body as bytes, which takes a while."""
+        return replace(self, body=self.data())
 
 
 def to_bytes(value: Any) -> bytes:

@@ -7,7 +7,7 @@ import contextlib
 import socket
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
@@ -19,7 +19,7 @@ BODY_S = 30.0  # a small body has come by then
 CODE_S = 300.0
 HEAD_S = 10.0  # and the head of a request by then, of each on a connection
 PIECE = 64 << 10  # bytes of an answer that wait to be sent: the rest stays where it is until these are gone
-SEND_S = 60.0  # by then a reader has taken a piece
+SEND_S = 30.0  # by then a reader has taken a piece
 MOST_CONNECTIONS = 256
 MOST_HANDSHAKES = 64  # besides them
 MOST_STREAMS = 128
@@ -30,6 +30,11 @@ MOST_READS = 8
 MOST_READS_EACH = 2  # of one user
 MOST_CHANGES = 12
 MOST_CHANGES_EACH = 4
+# Large answers at once, from when they are made until they are sent; the others wait for their turn.
+MOST_LARGE = 32
+MOST_LARGE_EACH = 4  # of one user
+MOST_WAITING_EACH = 64
+MOST_MAKERS = 2  # of them, at once: each takes its share of the one processor that Python uses
 MOST_HEAD = 16 << 10
 
 T = TypeVar("T")
@@ -72,29 +77,50 @@ class Buckets:
 
 
 class Busy(Exception):
-    """One user waits for hosts too often at once."""
+    """One user asks for too much at once: for what."""
 
 
 class Hands:
-    """The threads of requests that wait for hosts: some for looking, others for changing something, and of
-    each no more than some for one user. Made in the event loop, and used there alone."""
+    """The threads of requests that wait for hosts, or whose answers are large: some for looking, others for
+    changing something, and of each no more than some for one user. Made in the event loop, and used there
+    alone."""
 
     def __init__(self) -> None:
         self._reading, self._changing = CapacityLimiter(MOST_READS), CapacityLimiter(MOST_CHANGES)
+        self._making, self._large = CapacityLimiter(MOST_MAKERS), CapacityLimiter(MOST_LARGE)
         self._reads: Counter[str] = Counter()
         self._changes: dict[str, CapacityLimiter] = {}
+        self._large_of: dict[str, CapacityLimiter] = {}
 
-    async def read(self, user: str, work: Callable[[], T]) -> T:
-        """Raises Busy: a page that looks can look again."""
+    @contextlib.contextmanager
+    def looking(self, user: str) -> Iterator[None]:
+        """While hosts are waited for, and until the answer is sent. Raises Busy: a page that looks can look
+        again."""
         if self._reads[user] >= MOST_READS_EACH:
-            raise Busy
+            raise Busy(f"{MOST_READS_EACH} of your requests wait for hosts already")
         self._reads[user] += 1
         try:
-            return await to_thread.run_sync(work, limiter=self._reading)
+            yield
         finally:
             self._reads[user] -= 1
             if not self._reads[user]:
                 del self._reads[user]
+
+    async def read(self, work: Callable[[], T]) -> T:
+        return await to_thread.run_sync(work, limiter=self._reading)
+
+    @contextlib.asynccontextmanager
+    async def turn(self, user: str) -> AsyncIterator[None]:
+        """While a large answer is made, and until it is sent; waits for it. Raises Busy for a user who waits
+        too often."""
+        mine = self._large_of.setdefault(user, CapacityLimiter(MOST_LARGE_EACH))
+        if mine.statistics().tasks_waiting >= MOST_WAITING_EACH:
+            raise Busy(f"{MOST_WAITING_EACH} of your requests wait already")
+        async with mine, self._large:
+            yield
+
+    async def make(self, work: Callable[[], T]) -> T:
+        return await to_thread.run_sync(work, limiter=self._making)
 
     async def change(self, user: str, work: Callable[[], T]) -> T:
         """Waits for the user's turn: whoever ends ten runs at once means all of them."""

@@ -54,6 +54,7 @@ class Route:
     body: Schema | None = None
     may_be_empty: bool = True  # that body
     slow: bool = False  # it waits for hosts, or reads much
+    large: bool = False  # its answer may be: there are few of these at a time
     upload: bool = False  # its body is bytes, which the handler reads by itself
     errors: Sequence[int] = ()  # besides what every route may answer
 
@@ -99,7 +100,7 @@ ROUTES: tuple[Route, ...] = (
           errors=(409,)),
     Route("GET", "/healthz", api.health, None, "Whether the service answers", "Health"),
     Route("GET", "/openapi.json", lambda _call: document(), "read", "This document"),
-    Route("GET", "/metrics", api.prometheus, "read", "For Prometheus", kind=PLAIN),
+    Route("GET", "/metrics", api.prometheus, "read", "For Prometheus", kind=PLAIN, large=True),
 
     Route("GET", "/api/me", api.me, "read", "Who asks, and what they may do", "Me"),
     Route("GET", "/api/runs", api.runs, "read", "Runs, newest first", "Runs", query=OF_RUNS),
@@ -107,10 +108,12 @@ ROUTES: tuple[Route, ...] = (
           query=(Param("run", {"type": "string", "maxLength": 200}),), errors=(404,)),
     Route("GET", RUN, api.run, "read", "One run", "RunDetail", errors=(404,)),
     Route("GET", RUN + "/metrics", api.metrics, "read", "Curves, thinned to some points", "Metrics",
-          query=(whole("points", 2, 5000, 400),), errors=(404,)),
-    Route("GET", RUN + "/log", api.log, "read", "Lines of its log", "Log", query=OF_LOG, errors=(404,)),
+          query=(whole("points", 2, 5000, 400),), large=True, errors=(404,)),
+    Route("GET", RUN + "/log", api.log, "read", "Lines of its log", "Log", query=OF_LOG, large=True,
+          errors=(404,)),
     Route("GET", RUN + "/events", api.events, "read", "All that was recorded, in order", "Events",
-          query=(whole("after", 0, MOST_ID, 0), whole("limit", 1, 5000, 1000)), errors=(404,)),
+          query=(whole("after", 0, MOST_ID, 0), whole("limit", 1, 5000, 1000)), large=True,
+          errors=(404,)),
     Route("GET", RUN + "/stream", stream.of_run, "read", "Lines, metrics and states as they come",
           kind=EVENTS, query=(whole("after", 0, MOST_ID),), errors=(404, 503)),
     Route("GET", RUN + "/checkpoints", api.checkpoints, "read", "What it has saved", "Checkpoints",
