@@ -24,7 +24,8 @@ WORDS = """
     SELECT r.run, r.name, r.user, r.state, r.world, r.attempt, r.hosts, r.submitted, r.started, r.ended,
         r.error, r.fix, r.command, r.summary, q.why, q.priority, q.after, q.at
     FROM runs r LEFT JOIN queue q ON q.run = r.run"""
-SEARCHED = ("r.run", "r.name", "r.user", "r.hosts", "r.command", "r.error", "r.state")
+SEARCHED = ("r.run", "r.name", "r.user", "r.error", "r.state")
+LISTS = ("r.hosts", "r.command")  # searched as well; they are JSON
 
 # Rows come in the order in which runs were handed in: ids tell the clock, which may have been set back. One
 # that is forgotten by now was beside the ids around it.
@@ -51,13 +52,26 @@ def rows(
         states = database.storable(state).split(",")
         wanted.append(f"r.state IN ({', '.join('?' * len(states))})")
         values += states
-    for word in search.split():
-        wanted.append(f"({' OR '.join(f'instr(lower({column}), ?)' for column in SEARCHED)})")
-        values += [database.storable(word.lower())] * len(SEARCHED)
+    sought = [database.storable(word.lower()) for word in search.split()]
+    if sought:
+        wanted.append(f"tells({', '.join((*LISTS, *SEARCHED))})")
     words = f"{WORDS} WHERE {' AND '.join(wanted)} ORDER BY r.rowid DESC LIMIT ?"
+
+    def work(db: sqlite3.Connection) -> list[sqlite3.Row]:
+        # SQLite itself knows only the capitals of English.
+        db.create_function("tells", -1, lambda *columns: tells(sought, *columns), deterministic=True)
+        return db.execute(words, (*values, limit)).fetchall()
+
     nothing: list[sqlite3.Row] = []
-    found = history.ask(lambda db: db.execute(words, (*values, limit)).fetchall(), nothing)
+    found = history.ask(work, nothing)
     return [row_of(row, time.time() if now is None else now) for row in found]
+
+
+def tells(sought: Sequence[str], hosts: str, command: str, *others: str) -> bool:
+    """Whether all of these words, in small letters, are in what is known of a run."""
+    lists = ("\n".join(json.loads(words)) if "\\" in words else words for words in (hosts, command))
+    text = "\n".join((*lists, *others)).lower()
+    return all(word in text for word in sought)
 
 
 def row(run: str, now: float | None = None) -> dict[str, Any] | None:

@@ -135,6 +135,16 @@ def test_no_name_is_the_name_of_no_run() -> None:
         runs.find_run("", runs.remembered())
 
 
+@pytest.mark.parametrize("search", ["Übung", "übung", "ÜBUNG", "übung EINS", '"größe"', "Ärger", "host-ä"])
+def test_runs_are_found_by_what_was_typed_in_any_case_and_alphabet(search: str) -> None:
+    command = ["python", "-c", 'print("Größe", "Übung")']
+    history.enlist("other", name="eins", command=["true"])
+    history.enlist(RUN, name="Eins", hosts=["Host-Ä"], command=command)
+    history.mark(RUN, "failed", error="nichts als Ärger")
+    assert [row["run"] for row in listing.rows(search=search)] == [RUN]
+    assert listing.rows(search=f"{search} more") == []
+
+
 def test_a_run_from_elsewhere_is_the_latest_if_it_began_after_all_that_were_here_by_then() -> None:
     here = [runs.Found("set-back", "", (), 9.0), runs.Found("after-that", "", (), 8.0)]
     elsewhere = [runs.Found(f"at-{at}", "", (), at, from_here=False) for at in (10.0, 8.5, 9.0)]
