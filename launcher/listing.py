@@ -18,11 +18,11 @@ from launcher.told import figure
 GOING_ON = ("starting", "running")
 COLUMNS = (
     *("run", "name", "user", "state", "world", "attempt"),
-    *("submitted", "started", "ended", "error", "fix"),
+    *("submitted", "started", "ended", "error", "fix", "place"),
 )
 WORDS = """
     SELECT r.run, r.name, r.user, r.state, r.world, r.attempt, r.hosts, r.submitted, r.started, r.ended,
-        r.error, r.fix, r.command, r.summary, q.why, q.priority, q.after, q.at
+        r.error, r.fix, r.command, r.summary, r.rowid AS place, q.why, q.priority, q.after, q.at
     FROM runs r LEFT JOIN queue q ON q.run = r.run"""
 SEARCHED = ("r.run", "r.name", "r.user", "r.error", "r.state")
 LISTS = ("r.hosts", "r.command")  # searched as well; they are JSON
@@ -77,6 +77,18 @@ def tells(sought: Sequence[str], hosts: str, command: str, *others: str) -> bool
 def row(run: str, now: float | None = None) -> dict[str, Any] | None:
     found = history.ask(lambda db: db.execute(f"{WORDS} WHERE r.run = ?", (run,)).fetchone(), None)
     return row_of(found, time.time() if now is None else now) if found else None
+
+
+def rows_of(runs: Sequence[str]) -> list[dict[str, Any]]:
+    """Those of these that are known, in this order."""
+    if not runs:
+        return []
+    words = f"{WORDS} WHERE r.run IN ({', '.join('?' * len(runs))})"
+    nothing: list[sqlite3.Row] = []
+    found = history.ask(lambda db: db.execute(words, runs).fetchall(), nothing)
+    now = time.time()
+    known = {row["run"]: row_of(row, now) for row in found}
+    return [known[run] for run in runs if run in known]
 
 
 def row_of(row: sqlite3.Row, now: float) -> dict[str, Any]:

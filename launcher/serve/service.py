@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from launcher.serve.stream import Live
 
 FIRST_ROWS = 50
+MOST_GOING_ON, MOST_QUEUED = 1000, 200  # rows that are told besides, however many runs are newer
 MOST_WAITING = 10_000
 CHECK_S = 86400.0
 
@@ -103,12 +104,11 @@ class Service:
         found = self.detail(run)
         return found, found is None or (found["state"] in OVER and not busy and not self.keeper.is_busy(run))
 
-    def rows_and_hosts(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """The newest rows, and those of older runs that are not over; and the hosts."""
-        rows = listing.rows(limit=FIRST_ROWS)
-        known = {row["run"] for row in rows}
-        older = listing.rows(limit=200, state="queued,starting,running")
-        return rows + [row for row in older if row["run"] not in known], self.host_rows()
+    def first_rows(self) -> list[dict[str, Any]]:
+        """Those of the newest runs, and of older ones that are not over."""
+        wanted = {"starting,running": MOST_GOING_ON, "queued": MOST_QUEUED, None: FIRST_ROWS}
+        found = (listing.rows(limit=limit, state=state) for state, limit in wanted.items())
+        return list({row["run"]: row for rows in found for row in rows}.values())
 
     def queue(self) -> list[dict[str, Any]]:
         """Those that wait or start, in the order of the queue."""

@@ -59,6 +59,7 @@ ROW: dict[str, dict[str, Any]] = {
     "priority": WHOLE,
     "after": TEXT,
     "at": maybe(NUMBER),
+    "place": WHOLE,  # later ones were handed in later, whatever the clock said
 }
 RANK = {
     "rank": WHOLE,

@@ -29,6 +29,8 @@ DETAIL_S, DETAIL_AGAIN_S = 0.3, 5.0  # how often a run's state is looked at, and
 OLD_S = 2.0  # how old it may be by then, if looking takes long
 NOW_S = 0.5  # how often a reader is told the time, by which it sees whether it keeps up
 OVERVIEW_S = 0.5
+LEFT_S = 30.0  # so long a run is looked at that has left the first screen: its last figures may come late
+MOST_GONE = 1000  # forgotten runs that a reader is told of who was held up meanwhile
 ENOUGH_EVENTS = 4000  # for one block
 MOST_BLOCK = 2 << 20  # bytes of one that is encoded as it comes
 MOST_KEPT = 8 << 20  # bytes of blocks kept for other readers
@@ -366,12 +368,15 @@ async def first_of(waiting: Awaitable[Any], seconds: float) -> bool:
 
 
 class Overview:
-    """The rows of the newest runs, and the hosts; each change has a number."""
+    """The rows of the first screen, and the hosts; each change has a number. What leaves the screen is told
+    once more: how it ended, or that it is gone."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
         self.version = 0
         self._rows: dict[str, tuple[int, dict[str, Any]]] = {}
+        self._left: dict[str, float] = {}  # until when those are looked at that are not on it any more
+        self._gone: dict[str, int] = {}  # runs that nobody knows any more
         self._hosts: tuple[int, list[dict[str, Any]]] = (0, [])
         self._looked = 0.0
         self._looking = asyncio.Lock()
@@ -382,18 +387,35 @@ class Overview:
         async with self._looking:
             if time.monotonic() - self._looked < OVERVIEW_S:
                 return
-            rows, hosts = await run_in_threadpool(self.service.rows_and_hosts)
+            now = time.monotonic()
+            known = [run for run in self._rows if self._left.get(run, now) >= now]
+            first, left, hosts = await run_in_threadpool(self._read, known)
             self._looked = time.monotonic()
-            changed = [row for row in rows if self._known(row) != untimed(row)]
-            if changed:
-                self.version += 1
-            self._rows = {
-                row["run"]: (self.version if row in changed else self._rows[row["run"]][0], row)
-                for row in rows
-            }
+            self._left = {row["run"]: self._left.get(row["run"], now + LEFT_S) for row in left}
+            self._take([*first, *left], known)
             if hosts != self._hosts[1]:
                 self.version += 1
                 self._hosts = (self.version, hosts)
+
+    def _read(self, known: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[Any]]:
+        """The rows of the first screen; those of known runs that are not on it; and the hosts."""
+        first = self.service.first_rows()
+        there = {row["run"] for row in first}
+        return first, listing.rows_of([run for run in known if run not in there]), self.service.host_rows()
+
+    def _take(self, rows: Sequence[dict[str, Any]], known: Sequence[str]) -> None:
+        found = {row["run"]: row for row in rows}
+        changed = {run for run, row in found.items() if self._known(row) != untimed(row)}
+        gone = [run for run in known if run not in found]
+        if changed or gone:
+            self.version += 1
+        self._rows = {
+            run: (self.version if run in changed else self._rows[run][0], row) for run, row in found.items()
+        }
+        self._gone = {run: number for run, number in self._gone.items() if run not in found}
+        self._gone |= dict.fromkeys(gone, self.version)
+        while len(self._gone) > MOST_GONE:
+            del self._gone[next(iter(self._gone))]
 
     def _known(self, row: dict[str, Any]) -> Any:
         found = self._rows.get(row["run"])
@@ -408,6 +430,8 @@ class Overview:
             return kept[1]
         rows = [row for number, row in self._rows.values() if number > version]
         parts = [framed("runs", to_bytes(rows))] if rows else []
+        if gone := [run for run, number in self._gone.items() if number > version >= 0]:
+            parts.append(framed("gone", to_bytes(gone)))
         if self._hosts[0] > version:
             parts.append(framed("hosts", to_bytes(self._hosts[1])))
         data = b"".join(parts)

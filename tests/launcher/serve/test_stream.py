@@ -10,10 +10,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launcher import history
 from launcher.client import Client, events
 from launcher.errors import HostError
 from launcher.model import Event, RunState
@@ -128,18 +130,28 @@ def test_a_reader_that_does_not_read_holds_up_nobody() -> None:
             assert Reader(service.client(), run).read().ended
 
 
+@contextlib.contextmanager
+def listening(service: Service) -> Iterator[list[tuple[str, Any]]]:
+    """What the first screen hears, until the service ends."""
+    heard: list[tuple[str, Any]] = []
+
+    def listen() -> None:
+        with contextlib.suppress(HostError):
+            for name, _, data in service.client().stream("/api/stream"):
+                heard.append((name, data))
+
+    thread = threading.Thread(target=listen, daemon=True)
+    thread.start()
+    yield heard
+    service.stop()
+    thread.join(timeout=10)
+    assert not thread.is_alive(), "a service that ends closes its streams"
+    service.start()
+
+
 def test_a_run_that_waits_tells_why_and_the_first_screen_hears_of_it() -> None:
-    with serving() as service:
-        heard: list[Any] = []
+    with serving() as service, listening(service) as heard:
         there = service.client()
-
-        def listen() -> None:
-            with contextlib.suppress(HostError):
-                for name, _, data in there.stream("/api/stream"):
-                    heard.append((name, data))
-
-        thread = threading.Thread(target=listen, daemon=True)
-        thread.start()
         run = service.submit("x", at=time.time() + 3600, name="patient")
         wait_for(lambda: run in json.dumps(heard), "its row")
         rows = [row for name, data in heard if name == "runs" for row in data if row["run"] == run]
@@ -147,10 +159,32 @@ def test_a_run_that_waits_tells_why_and_the_first_screen_hears_of_it() -> None:
         wait_for(lambda: any(name == "hosts" for name, _ in heard), "the hosts")
         there.post(f"/api/runs/{run}/cancel")
         wait_for(lambda: "cancelled" in json.dumps(heard), "its end")
-        service.stop()
-        thread.join(timeout=10)
-        assert not thread.is_alive(), "a service that ends closes its streams"
-        service.start()
+
+
+def test_what_leaves_the_first_screen_is_told_as_it_ended_and_what_is_forgotten_as_gone(
+    tmp_path: Path,
+) -> None:
+    waits = f"import os, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.05)"
+    with serving() as service, listening(service) as heard:
+        run = service.submit(sys.executable, "-c", waits, prefork=False, skip_preflight=True)
+        service.wait_for_state(run, "running")
+        for number in range(60):  # newer ones, more than the first screen shows
+            history.enlist(f"newer-{number}", state="cancelled")
+
+        def states(of: str) -> list[str]:
+            return [
+                row["state"] for name, data in heard if name == "runs" for row in data if row["run"] == of
+            ]
+
+        wait_for(lambda: states("newer-59"), "the newest")
+        wait_for(lambda: states(run)[-1:] == ["running"], "how it is")
+        (tmp_path / "go").touch()
+        wait_for(lambda: states(run)[-1:] == ["succeeded"], "how it ended")
+        for name in (run, "newer-59"):
+            history.forget(name)
+            wait_for(lambda name=name: ("gone", [name]) in heard, "that it is gone")
+        history.enlist("newer-59", state="cancelled")
+        wait_for(lambda: len(states("newer-59")) == 2, "that there is such a one again")
 
 
 def test_a_log_that_was_pruned_is_streamed_to_nobody_and_the_next_attempts_to_all() -> None:

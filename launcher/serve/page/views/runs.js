@@ -1,4 +1,4 @@
-// The first screen: every run, newest first.
+// The first screen: what runs, what waits, and every other run, each newest first.
 
 import { h, put, say } from "../dom.js";
 import { get } from "../api.js";
@@ -11,19 +11,25 @@ import { announce, emptyState, errorState, skeleton } from "../dialogs.js";
 import { link, note, runLink } from "../router.js";
 
 const PAGE = 50;
+const MOST_ROWS = 1000; // that the service tells at once
+const FIRST = ["running,starting", "queued"]; // shown before all others, however many of those are newer
+const MOST_FIRST = 200;
 const TYPING_MS = 250;
 const TICK_MS = 10000;
 export const FILTERS = [
   ["", "All"], ["running,starting", "Active"], ["queued", "Queued"], ["succeeded", "Succeeded"], ["failed,lost", "Failed"], ["stopped,cancelled", "Stopped"],
 ];
 
+/** What runs, what waits for its turn, and the rest. */
+const LAST = 2, group = (run) => (isActive(run.state) ? 0 : run.state === "queued" ? 1 : LAST);
+
 export function runsView(place, { query }) {
-  const view = { state: query.state ?? "", search: query.search ?? "", runs: new Map(), next: null, chosen: new Set(), asked: null };
+  const view = { state: query.state ?? "", search: query.search ?? "", runs: new Map(), next: null, last: 0, listed: 0, chosen: new Set(), asked: null, news: null };
   const list = h("div", { class: "runlist" }), foot = h("div", { class: "foot" }), status = h("p", { class: "unseen", role: "status" });
   const compare = h("a", { class: "button primary comparebar", hidden: true });
   const body = h("tbody", { role: "rowgroup" });
   const rows = new Map(); // run -> {element, key}
-  let typing = 0;
+  let typing = 0, opened = false;
 
   const chips = h("div", { class: "chips", role: "group", "aria-label": "State" }, FILTERS.map(([value, word]) => h("button", {
     type: "button", "aria-pressed": String(value === view.state), onclick: (event) => {
@@ -39,23 +45,27 @@ export function runsView(place, { query }) {
 
   put(place, h("header", { class: "head" }, h("h1", null, "Runs"), h("div", { class: "searchbox" }, icon("search"), search)), chips, list, foot, compare, status);
 
-  async function load() {
-    const mine = (view.asked = {});
+  async function load(count = PAGE) {
+    const mine = (view.asked = {}), news = (view.news = []);
     view.failed = false;
     view.next = null;
     for (const run of view.runs.values()) if (!belongs(run)) view.runs.delete(run.run);
     if (view.runs.size) draw(); else empty(skeleton(5));
     try {
-      const answer = await get("/api/runs", { limit: PAGE, state: view.state, search: view.search });
+      const ask = (limit, state) => get("/api/runs", { limit, state, search: view.search });
+      const [newest, ...first] = await Promise.all([ask(count, view.state), ...(view.state ? [] : FIRST.map((state) => ask(MOST_FIRST, state)))]);
       if (view.asked !== mine) return;
-      view.runs = new Map(answer.runs.map((run) => [run.run, run]));
-      view.next = answer.next;
-      draw();
+      view.runs = new Map(first.flatMap((answer) => answer.runs).map((run) => [run.run, run]));
+      view.listed = 0;
+      view.news = null;
+      add(newest);
+      for (const tell of news) tell(); // it came while this was on its way, and may be newer
     } catch (error) {
       if (view.asked !== mine) return;
       view.failed = true;
+      view.news = null;
       view.runs.clear();
-      empty(errorState(error, load));
+      empty(errorState(error, () => load()));
     }
   }
 
@@ -64,12 +74,18 @@ export function runsView(place, { query }) {
     try {
       const answer = await get("/api/runs", { limit: PAGE, state: view.state, search: view.search, before: view.next });
       if (view.asked !== mine) return; // something else is asked for by now
-      for (const run of answer.runs) view.runs.set(run.run, run);
-      view.next = answer.next;
-      draw();
+      add(answer);
     } catch (error) {
       if (view.asked === mine) announce(error.message, { bad: true, fix: error.fix });
     }
+  }
+
+  function add(answer) {
+    for (const run of answer.runs) view.runs.set(run.run, run);
+    view.listed += answer.runs.length;
+    view.next = answer.next;
+    view.last = answer.runs.at(-1)?.place ?? 0;
+    draw();
   }
 
   /** Shows this where the runs were. */
@@ -83,6 +99,7 @@ export function runsView(place, { query }) {
   /** Rows that changed, as the stream tells. */
   function changed(runs) {
     if (view.failed) return load();
+    view.news?.push(() => changed(runs));
     for (const run of runs) {
       const before = view.runs.get(run.run);
       if (before && before.state !== run.state) say(status, `${title(run)} is ${run.state}`);
@@ -91,15 +108,26 @@ export function runsView(place, { query }) {
     return draw();
   }
 
+  /** Runs that are forgotten by now. */
+  function gone(names) {
+    if (view.failed) return;
+    view.news?.push(() => gone(names));
+    for (const name of names) {
+      view.runs.delete(name);
+      choose(name, false);
+    }
+    draw();
+  }
+
   function belongs(run) {
     if (view.state && !view.state.split(",").includes(run.state)) return false;
     const text = [run.run, run.name, run.user, run.state, run.error, ...(run.hosts ?? []), ...(run.command ?? [])].join("\n").toLowerCase();
     if (!view.search.toLowerCase().split(/\s+/).every((word) => text.includes(word))) return false;
-    return view.runs.has(run.run) || !view.next || run.run > view.next;
+    return view.runs.has(run.run) || !view.next || group(run) < LAST || run.place > view.last;
   }
 
   function draw() {
-    const runs = [...view.runs.values()].sort((a, b) => (a.run < b.run ? 1 : -1));
+    const runs = [...view.runs.values()].sort((a, b) => group(a) - group(b) || b.place - a.place);
     if (!runs.length) {
       empty(view.state || view.search
         ? emptyState("No run matches", "Try another state or fewer letters.", "", h("button", { type: "button", onclick: clear }, "Show all"))
@@ -121,6 +149,7 @@ export function runsView(place, { query }) {
   /** Only rows that differ are made anew, so that a focus stays where it is. */
   function arrange(runs) {
     const now = Date.now() / 1000, kept = new Set(runs.map((run) => run.run));
+    const focused = body.contains(document.activeElement) ? document.activeElement : null;
     for (const [run, row] of rows) if (!kept.has(run)) { row.element.remove(); rows.delete(run); }
     runs.forEach((run, at) => {
       const key = JSON.stringify([run, times(run, now), view.chosen.has(run.run)]);
@@ -135,6 +164,7 @@ export function runsView(place, { query }) {
       }
       if (body.children[at] !== row.element) body.insertBefore(row.element, body.children[at] ?? null);
     });
+    if (focused?.isConnected && focused !== document.activeElement) focused.focus({ preventScroll: true }); // its row has moved
   }
 
   function frame() {
@@ -167,7 +197,9 @@ export function runsView(place, { query }) {
   }
 
   load();
-  listen("/api/stream", {}, { runs: changed });
+  // Whoever was away has missed how runs ended that are not on the first screen any more.
+  const again = () => { if (opened) load(Math.min(MOST_ROWS, Math.max(PAGE, view.listed))); opened = true; };
+  listen("/api/stream", {}, { runs: changed, gone, open: again });
   const tick = setInterval(() => { if (view.runs.size) draw(); }, TICK_MS);
   return { close: () => { clearInterval(tick); clearTimeout(typing); view.asked = null; }, title: "Runs" };
 }
