@@ -371,10 +371,10 @@ def circle(queued: Sequence[Queued]) -> set[str]:
 
 def not_yet(run: Queued, going: Collection[str], now: float) -> str:
     """Why it could not start on any slots."""
-    if run.after in going:
-        return f"waiting for run {run.after} to end"
     if run.at is not None and run.at > now:
         return f"waiting until {moment_text(run.at, now)}"
+    if run.after in going:
+        return f"waiting for run {run.after} to end"
     return ""
 
 

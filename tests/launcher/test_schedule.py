@@ -127,6 +127,10 @@ def test_a_run_waits_for_its_time_which_is_told_with_the_day_unless_that_is_toda
     tomorrow = decided(Queued("r", BOTH, 1, at=noon + 24 * 3600), now=noon)
     assert tomorrow.waiting == {"r": "waiting until 2027-01-16 12:00"}
     assert "r" in started(decided(Queued("r", BOTH, 1, at=noon), now=noon))
+    both = Queued("r", BOTH, 1, after="x", at=noon + 6 * 3600)
+    going = frozenset(["x"])
+    assert decided(both, going=going, now=noon).waiting == {"r": "waiting until 18:00"}
+    assert decided(both, going=going, now=noon + 6 * 3600).waiting == {"r": "waiting for run x to end"}
 
 
 def test_a_small_run_does_not_overtake_one_that_it_would_delay() -> None:

@@ -24,6 +24,11 @@ export function times(run, now = Date.now() / 1000) {
   return `for ${duration(now - run.started)}`;
 }
 
+/** Why a queued run waits. A moment is told by this browser's clock: the service may be in another time zone. */
+export function whyWaits(run, now = Date.now() / 1000) {
+  return isNumber(run.at) && run.at > now ? `waiting until ${clock(run.at)}` : run.waiting;
+}
+
 export function ranksAndHosts(run) {
   const hosts = run.hosts ?? [], ranks = plural(run.world, "rank");
   return hosts.length ? `${ranks} on ${hosts.length > 3 ? `${hosts.slice(0, 2).join(", ")} and ${hosts.length - 2} more` : hosts.join(", ")}` : ranks;

@@ -4,10 +4,10 @@ import { h, put } from "../dom.js";
 import { get } from "../api.js";
 import { listen } from "../live.js";
 import { icon, stateBadge } from "../icons.js";
-import { ago, capital, clock, isNumber, plural } from "../format.js";
+import { ago, capital, isNumber, plural } from "../format.js";
 import { cancel } from "../actions.js";
 import { emptyState, errorState, skeleton } from "../dialogs.js";
-import { title } from "../runparts.js";
+import { title, whyWaits } from "../runparts.js";
 import { runLink } from "../router.js";
 import { mayChange } from "../me.js";
 
@@ -34,8 +34,8 @@ export function queueView(place) {
       h("span", { class: "place", "aria-hidden": "true" }, at + 1),
       h("div", { class: "grow" }, h("a", { class: "name", href: runLink(run.run) }, title(run)),
         h("span", { class: "soft small" }, [run.user, plural(run.world, "rank"), isNumber(run.submitted) ? `submitted ${ago(run.submitted)}` : "", run.priority ? `priority ${run.priority}` : "",
-          run.after ? `after ${run.after}` : "", isNumber(run.at) ? `not before ${clock(run.at)}` : ""].filter(Boolean).join(" · ")),
-        h("span", { class: "reason" }, run.waiting ? capital(run.waiting) : run.state === "queued" ? "Next" : "")),
+          run.after ? `after ${run.after}` : ""].filter(Boolean).join(" · ")),
+        h("span", { class: "reason" }, run.waiting ? capital(whyWaits(run)) : run.state === "queued" ? "Next" : "")),
       stateBadge(run.state),
       run.state === "queued" && mayChange(run) ? h("button", { type: "button", class: "quiet danger", "aria-label": `Cancel ${title(run)}`, onclick: () => cancel(run, load) }, "Cancel") : h("span"))))
       : emptyState("Nothing waits", "Runs that do not fit yet are listed here, each with its reason.", "ringctl submit --world 2"));

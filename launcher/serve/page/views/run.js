@@ -6,7 +6,7 @@ import { listen } from "../live.js";
 import { icon, stateBadge } from "../icons.js";
 import { capital, duration, figure, isActive, isNumber, milliseconds, percent, stateOf } from "../format.js";
 import { Measured, average } from "../series.js";
-import { progress, ranksAndHosts, times, title } from "../runparts.js";
+import { progress, ranksAndHosts, times, title, whyWaits } from "../runparts.js";
 import { announce, emptyState, errorState, skeleton } from "../dialogs.js";
 import { LogView, logLine } from "../log.js";
 import { note, parse } from "../router.js";
@@ -84,7 +84,7 @@ export function runView(place, { run: id, query }) {
 
   function drawRun() {
     refresh(parts.head, [run.run, run.name, run.state, run.user, run.world, run.hosts, run.attempt, run.actions, run.watched, run.step, run.steps, run.left_s, times(run)], heading);
-    refresh(parts.banner, [run.cause, run.error, run.fix, run.waiting, run.state], banners);
+    refresh(parts.banner, [run.cause, run.error, run.fix, run.state, run.waiting && whyWaits(run)], banners);
     statistics();
     shown?.update?.(run);
   }
@@ -102,7 +102,7 @@ export function runView(place, { run: id, query }) {
 
   function banners() {
     const found = [];
-    if (run.state === "queued") found.push(h("div", { class: "banner" }, icon("queued"), h("div", null, h("strong", null, run.waiting ? capital(run.waiting) : "It is next."), h("p", null, "It starts by itself when its turn comes. ", h("a", { href: "#/queue" }, "See the queue")))));
+    if (run.state === "queued") found.push(h("div", { class: "banner" }, icon("queued"), h("div", null, h("strong", null, run.waiting ? capital(whyWaits(run)) : "It is next."), h("p", null, "It starts by itself when its turn comes. ", h("a", { href: "#/queue" }, "See the queue")))));
     const text = run.cause?.text ?? run.error, fix = run.cause?.fix || run.fix;
     if (text && run.state !== "succeeded") {
       const where = isNumber(run.cause?.rank) ? h("p", null, h("button", { type: "button", class: "textlink", onclick: () => open("log", { rank: String(run.cause.rank) }) }, `Log of rank ${run.cause.rank}`)) : null;

@@ -6,7 +6,7 @@ import { listen } from "../live.js";
 import { icon, stateBadge } from "../icons.js";
 import { capital, figure, isActive, isNumber, percent, plural } from "../format.js";
 import { sparkline } from "../charts.js";
-import { progress, ranksAndHosts, times, title } from "../runparts.js";
+import { progress, ranksAndHosts, times, title, whyWaits } from "../runparts.js";
 import { announce, emptyState, errorState, skeleton } from "../dialogs.js";
 import { link, note, runLink } from "../router.js";
 
@@ -180,7 +180,7 @@ export function runsView(place, { query }) {
       cell("what", h("a", { class: "name", href: runLink(run.run) }, title(run)),
         h("span", { class: "soft small id" }, run.name ? `${run.run} · ` : "", times(run, now), run.attempt > 1 ? ` · attempt\u00a0${run.attempt}` : ""),
         run.error && run.state !== "succeeded" ? h("span", { class: `reason${isActive(run.state) ? "" : " bad"}` }, isActive(run.state) ? `Goes on after: ${run.error}` : capital(run.error)) : null,
-        run.waiting && run.state === "queued" ? h("span", { class: "reason" }, capital(run.waiting)) : null),
+        run.waiting && run.state === "queued" ? h("span", { class: "reason" }, capital(whyWaits(run, now))) : null),
       cell("far", run.state === "queued" || run.state === "cancelled" ? null : progress(run)),
       cell("loss", sparkline(run.spark, "Loss"), isNumber(run.loss) ? h("span", { class: "value" }, figure(run.loss, 3)) : null,
         isNumber(run.accuracy) ? h("span", { class: "soft small" }, percent(run.accuracy)) : null),
