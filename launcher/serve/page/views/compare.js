@@ -12,25 +12,27 @@ import { plainValue } from "../tabs.js";
 import { note, runLink } from "../router.js";
 import { times, title } from "../runparts.js";
 
-const MOST = 8; // as many as there are colours
+export const MOST = 8; // as many as there are colours
 const ENOUGH = 20; // points that are worth smoothing
 
 export function compareView(place, { query }) {
-  let chosen = (query.runs ?? "").split(",").filter(Boolean).slice(0, MOST), closed = false, only = true, smoothed = false, asked = null, curves = [];
+  const named = [...new Set((query.runs ?? "").split(",").filter(Boolean))], unknown = new Set();
+  let chosen = named.slice(0, MOST), more = named.length - chosen.length, closed = false, only = true, smoothed = false, asked = null, curves = [];
   const picker = h("div", { class: "picker card pad" }), out = h("div", { class: "comparison" });
   put(place, h("header", { class: "head" }, h("h1", null, "Compare")), picker, out);
 
   async function load() {
     const mine = (asked = {});
-    note({ runs: chosen.join(",") });
     put(out, chosen.length ? skeleton(3, "tile") : null);
     try {
-      const [{ runs: all }, answer, ...metrics] = await Promise.all([
-        get("/api/runs", { limit: 200 }), chosen.length ? get("/api/compare", { runs: chosen.join(",") }) : { runs: [] },
-        ...chosen.map((run) => get(runPath(run, "/metrics"), { points: 300 })),
-      ]);
+      const [{ runs: all }, ...told] = await Promise.all([get("/api/runs", { limit: 200 }), ...chosen.map(metrics)]);
       if (closed || asked !== mine) return;
-      curves = answer.runs.map((run, at) => ({ run, measured: new Measured(metrics[chosen.indexOf(run.run)] ?? metrics[at]) }));
+      for (const [run, of] of told) if (!of) unknown.add(run);
+      chosen = chosen.filter((run) => !unknown.has(run));
+      note({ runs: chosen.join(",") });
+      const answer = chosen.length ? await get("/api/compare", { runs: chosen.join(",") }) : { runs: [] }, curveOf = new Map(told);
+      if (closed || asked !== mine) return;
+      curves = answer.runs.map((run) => ({ run, measured: new Measured(curveOf.get(run.run)) }));
       pick(all, answer.runs);
       put(out, chosen.length ? [charts(), differences(answer)]
         : emptyState("Choose runs to lay over each other", "Tick them in the list of runs, or add them above."));
@@ -40,15 +42,38 @@ export function compareView(place, { query }) {
     }
   }
 
+  /** [run, its metrics]; without any for a run that is forgotten by now. */
+  async function metrics(run) {
+    try {
+      return [run, await get(runPath(run, "/metrics"), { points: 300 })];
+    } catch (error) {
+      if (error.status !== 404) throw error;
+      return [run, null];
+    }
+  }
+
+  /** What was asked for and is not shown. */
+  function missing() {
+    const names = [...unknown].join(", ");
+    return [
+      more ? h("p", { class: "soft missing" }, `${named.length} runs were chosen: the first ${MOST} of them are compared, the other ${more} left out.`) : null,
+      names ? h("p", { class: "soft missing" }, `Not known any more, and left out: ${names}`) : null,
+    ];
+  }
+
   function pick(all, runs) {
     const rest = all.filter((run) => !chosen.includes(run.run));
-    put(picker,
+    put(picker, missing(),
       runs.length ? h("ul", { class: "picked" }, runs.map((run, at) => h("li", { "data-item": "" }, swatch(at), h("a", { href: runLink(run.run) }, title(run)), stateBadge(run.state), h("span", { class: "soft small" }, run.name ? run.run : times(run)),
-        h("button", { type: "button", class: "bare", "aria-label": `Leave out ${title(run)}`, onclick: () => { chosen = chosen.filter((one) => one !== run.run); load(); } }, icon("close"))))) : null,
-      h("label", { class: "pick" }, h("span", { class: "unseen" }, "Add a run"), h("select", { id: "add-run", disabled: chosen.length >= MOST || !rest.length, onchange: (event) => {
-        chosen.push(event.target.value);
-        load();
-      } }, h("option", { value: "" }, chosen.length >= MOST ? `At most ${MOST} runs` : rest.length ? "Add a run…" : "No other runs"), rest.map((run) => h("option", { value: run.run }, run.name ? `${run.name} (${run.run})` : run.run)))));
+        h("button", { type: "button", class: "bare", "aria-label": `Leave out ${title(run)}`, onclick: () => choose(chosen.filter((one) => one !== run.run)) }, icon("close"))))) : null,
+      h("label", { class: "pick" }, h("span", { class: "unseen" }, "Add a run"), h("select", { id: "add-run", disabled: chosen.length >= MOST || !rest.length, onchange: (event) => choose([...chosen, event.target.value]) }, h("option", { value: "" }, chosen.length >= MOST ? `At most ${MOST} runs` : rest.length ? "Add a run…" : "No other runs"), rest.map((run) => h("option", { value: run.run }, run.name ? `${run.name} (${run.run})` : run.run)))));
+  }
+
+  function choose(runs) {
+    chosen = runs;
+    more = 0;
+    unknown.clear();
+    load();
   }
 
   function charts() {

@@ -9,6 +9,7 @@ import { sparkline } from "../charts.js";
 import { progress, ranksAndHosts, times, title, whyWaits } from "../runparts.js";
 import { announce, emptyState, errorState, skeleton } from "../dialogs.js";
 import { link, note, runLink } from "../router.js";
+import { MOST } from "./compare.js";
 
 const PAGE = 50;
 const MOST_ROWS = 1000; // that the service tells at once
@@ -193,7 +194,8 @@ export function runsView(place, { query }) {
     if (on) view.chosen.add(run); else view.chosen.delete(run);
     compare.hidden = view.chosen.size === 0;
     compare.setAttribute("href", link("compare", { runs: [...view.chosen].join(",") }));
-    say(compare, view.chosen.size < 2 ? "Choose another to compare" : `Compare ${plural(view.chosen.size, "run")}`);
+    const { size } = view.chosen, many = size > MOST ? `${MOST} of ${plural(size, "run")}` : plural(size, "run");
+    say(compare, size < 2 ? "Choose another to compare" : `Compare ${many}`);
   }
 
   load();
