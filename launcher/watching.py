@@ -311,6 +311,12 @@ def is_watched(run: str) -> bool:
     return is_held(folder() / f"{run}.lock")
 
 
+def is_about_to_start(run: str) -> bool:
+    """Whether somebody waits only until the next attempt of the run may begin, or begins it."""
+    watch = read(run)
+    return watch is not None and bool(watch.doing) and is_watched(run)
+
+
 def begins_again(run: str, attempt: int, given_up: Callable[[], bool] = lambda: False) -> bool:
     """Wait as long as somebody may start the run again: whether a later attempt than this has started. A
     launch lets go of its run before the watcher that it begins has it: nobody may have it for a moment."""

@@ -97,7 +97,8 @@ class Service:
         found = listing.detail(run, live=recording[0].state if recording else None)
         if found is None:
             return None
-        return {**found, "watched": watching.sentence(run), "actions": actions(found)}
+        can = actions(found, about_to_start=watching.is_about_to_start(run))
+        return {**found, "watched": watching.sentence(run), "actions": can}
 
     def detail_and_over(self, run: str) -> tuple[dict[str, Any] | None, bool]:
         busy = self.keeper.is_busy(run)  # asked first: what is recorded then is in the detail
@@ -198,11 +199,11 @@ def known(number: int) -> int | None:
     return None if number < 0 else number
 
 
-def actions(row: dict[str, Any]) -> list[str]:
-    """What can be done with a run as it is."""
+def actions(row: dict[str, Any], *, about_to_start: bool) -> list[str]:
+    """What can be done with a run as it is; also while somebody is `about_to_start` it again."""
     if row["state"] == "queued":
         return ["cancel"]
-    if row["state"] in ("starting", "running"):
+    if row["state"] in ("starting", "running") or about_to_start:
         return ["stop", "restart"] if row.get("plan") else ["cancel"]
     return ["restart"] if row["state"] != "cancelled" and row.get("plan") else []
 

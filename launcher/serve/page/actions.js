@@ -4,7 +4,7 @@ import { h } from "./dom.js";
 import { post, runPath } from "./api.js";
 import { announce, confirm } from "./dialogs.js";
 import { icon } from "./icons.js";
-import { plural } from "./format.js";
+import { isActive, plural } from "./format.js";
 import { title } from "./runparts.js";
 import { link } from "./router.js";
 import { mayChange, maySubmit } from "./me.js";
@@ -32,7 +32,8 @@ async function act(run, name, body, told, after) {
 }
 
 async function stop(run, after) {
-  const sure = await confirm({ title: `Stop ${title(run)}?`, text: `Its ${plural(run.world, "rank")} end on all hosts. A restart goes on from its last checkpoint.`, action: "Stop it", danger: true });
+  const ends = isActive(run.state) ? `Its ${plural(run.world, "rank")} end on all hosts.` : "It does not start again by itself.";
+  const sure = await confirm({ title: `Stop ${title(run)}?`, text: `${ends} A restart goes on from its last checkpoint.`, action: "Stop it", danger: true });
   if (sure) await act(run, "stop", {}, `${title(run)} is being stopped`, after);
 }
 

@@ -151,9 +151,12 @@ export function runView(place, { run: id, query }) {
     }
   }
 
+  /** Also while somebody may be about to start it again, unless its stream has ended for all that. */
+  const goesOn = (ended) => isActive(run.state) || run.state === "queued" || (Boolean(run.watched) && !ended);
+
   /** While it goes on, everything of it; afterwards only whether it begins again. */
-  function attach(after) {
-    follows = isActive(run.state) || run.state === "queued";
+  function attach(after, on = goesOn()) {
+    follows = on;
     seen = after;
     if (!follows) return listen("/api/stream", {}, { runs: (rows) => rows.some((row) => row.run === id && row.state !== run.state) && changed() });
     return listen(runPath(id, "/stream"), { after }, {
@@ -165,7 +168,7 @@ export function runView(place, { run: id, query }) {
       },
       metrics: (metrics) => measured.add(metrics) && drawMeasured(),
       run: (detail) => take(detail),
-      end: () => changed(),
+      end: () => changed(true),
       skip: ({ slow }) => goOn(slow),
     });
   }
@@ -212,15 +215,16 @@ export function runView(place, { run: id, query }) {
   }
 
   /** Asks anew, after something was done or the stream has ended. */
-  async function changed() {
+  async function changed(ended = false) {
     try {
       take(await get(runPath(id)));
-      if (follows !== (isActive(run.state) || run.state === "queued")) {
+      const on = goesOn(ended);
+      if (follows !== on) {
         const metrics = await get(runPath(id, "/metrics"), { points: 400 });
         if (closed) return;
         measured.load(metrics);
         drawMeasured();
-        attach(seen);
+        attach(seen, on);
         if (tab === "log") open("log", parse(location.hash).query);
       }
     } catch (error) {
