@@ -1,6 +1,6 @@
 // The merged log: any number of lines, of which only those in sight are elements.
 
-import { h, put, say, paced } from "./dom.js";
+import { h, put, say, paced, refresh } from "./dom.js";
 import { get, runPath } from "./api.js";
 import { copy, announce } from "./dialogs.js";
 import { icon } from "./icons.js";
@@ -40,20 +40,22 @@ export class LogView {
   }
 
   build(ranks) {
-    const pick = (name, label, all, options) => h("label", { class: "pick" }, h("span", { class: "unseen" }, label),
-      h("select", { "aria-label": label, onchange: (event) => this.filter(name, event.target.value) },
-        h("option", { value: "" }, all), options.map(([value, text]) => h("option", { value, selected: String(value) === this.filters[name] }, text))));
-    const hosts = [...new Set(ranks.map((rank) => rank.host))];
+    const pick = (name, label) => {
+      this.picks[name] = h("select", { "aria-label": label, onchange: (event) => this.filter(name, event.target.value) });
+      return h("label", { class: "pick" }, h("span", { class: "unseen" }, label), this.picks[name]);
+    };
     let typing = 0;
+    this.picks = {};
     this.followBox = h("input", { type: "checkbox", role: "switch", checked: this.follows, "data-follow": "", onchange: (event) => this.follow(event.target.checked) });
     this.foldBox = h("input", { type: "checkbox", checked: true, onchange: (event) => { this.rows.folds = event.target.checked; this.load(0); } });
     this.searchBox = h("input", { type: "search", placeholder: "Search the log", "aria-label": "Search the log", "data-search": "", value: this.filters.search,
       oninput: (event) => { clearTimeout(typing); typing = setTimeout(() => this.filter("search", event.target.value), TYPING_MS); } });
     this.count = h("span", { class: "soft count", role: "status" });
     this.tools = h("div", { class: "logtools" }, h("div", { class: "searchbox" }, icon("search"), this.searchBox),
-      pick("rank", "Rank", "all ranks", ranks.map((rank) => [rank.rank, `rank ${rank.rank}`])), pick("host", "Host", "all hosts", hosts.map((host) => [host, host])),
-      pick("stream", "Stream", "out + err", [["out", "stdout"], ["err", "stderr"]]),
+      pick("rank", "Rank"), pick("host", "Host"), pick("stream", "Stream"),
       h("label", { class: "tickbox" }, this.foldBox, "Fold repeats"), h("label", { class: "tickbox" }, this.followBox, "Follow"), this.count);
+    this.offer("stream", "out + err", [["out", "stdout"], ["err", "stderr"]]);
+    this.update({ ranks });
     this.note = h("p", { class: "soft passed", role: "status", hidden: true });
     this.list = h("div", { class: "loglines" });
     this.spacer = h("div", { class: "logspace" }, this.list);
@@ -61,6 +63,18 @@ export class LogView {
     this.jump = h("button", { type: "button", class: "jump", hidden: true, onclick: () => this.follow(true) }, icon("down"), "To the end");
     this.detail = h("div", { class: "logdetail", hidden: true });
     this.element = h("section", { class: "log card", "aria-label": "Log" }, this.tools, this.note, h("div", { class: "logframe" }, this.box, this.jump), this.detail);
+  }
+
+  /** What can be chosen; anew only if that has changed. */
+  offer(name, all, options) {
+    refresh(this.picks[name], options, () => [["", all], ...options].map(([value, text]) => h("option", { value, selected: String(value) === this.filters[name] }, text)));
+  }
+
+  /** Which ranks there are, and where, is known only once the run has started. */
+  update({ ranks = [] }) {
+    const hosts = [...new Set(ranks.map((rank) => rank.host))];
+    this.offer("rank", "all ranks", ranks.map((rank) => [rank.rank, `rank ${rank.rank}`]));
+    this.offer("host", "all hosts", hosts.map((host) => [host, host]));
   }
 
   // --- lines come in ---
