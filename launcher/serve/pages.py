@@ -24,6 +24,12 @@ KINDS = {
 }
 
 
+LINK = "Type <code>ringctl serve link</code> and open what it prints."
+HINT_SECURITY = (
+    "default-src 'none'; script-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+
+
 @dataclass(frozen=True)
 class Asset:
     """One file of the page."""
@@ -67,28 +73,35 @@ def served(call: Call, found: Asset) -> Answer:
 def index(call: Call) -> Answer:
     found = assets().get("index.html")
     if call.who is None:
-        return hint(
-            "You are not signed in here.", "Type <code>ringctl serve link</code> and open what it prints."
-        )
-    return served(call, found) if found else hint("The page is not part of this installation.", "", 404)
+        return not_signed_in(call)
+    return served(call, found) if found else hint("The page is not part of this installation.")
 
 
-def hint(what: str, then: str, status: int = 401) -> Answer:
+def not_signed_in(call: Call) -> Answer:
+    """Perhaps somebody is, and has followed a link from elsewhere: with that a browser sends no cookie of
+    this kind, but it does with what our own pages ask for. A form keeps the place in the address behind the
+    #, which no server is told; only if it leads to another address than this one, so the number changes.
+    Where somebody is signed in the script, which nobody else gets, sends the form by itself, once."""
+    other = 1 - (call.query["again"] or 0)
+    from_elsewhere = call.headers.get("sec-fetch-site") == "cross-site"
+    script = '<script src="/page/again.js" defer></script>' if from_elsewhere else ""
+    again = f'<form><input type="hidden" name="again" value="{other}"><button>Try again</button></form>'
+    return hint("You are not signed in here.", LINK, again + script, 401)
+
+
+def hint(what: str, then: str = "", again: str = '<a href="/">Try again</a>', status: int = 404) -> Answer:
     text = (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>ringctl</title>'
-        f'<p>{html.escape(what)}</p><p>{then}</p><p><a href="/">Try again</a></p></html>'
+        f"<p>{html.escape(what)}</p><p>{then}</p>{again}</html>"
     )
-    return Answer(text, status, "text/html; charset=utf-8")
+    return Answer(text, status, "text/html; charset=utf-8", {"Content-Security-Policy": HINT_SECURITY})
 
 
 def login(call: Call) -> Answer:
     """A key that nobody has used becomes a cookie of this browser."""
     secret = auth.redeem(call.query["key"])
     if secret is None:
-        return hint(
-            "This link was used already, or is too old.",
-            "Type <code>ringctl serve link</code> and open what it prints.",
-        )
+        return hint("This link was used already, or is too old.", LINK, status=401)
     return Answer(b"", 303, "text/plain", {"Location": "/", "Set-Cookie": cookie(call, secret, SESSION_S)})
 
 

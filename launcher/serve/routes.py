@@ -91,7 +91,8 @@ RUN = "/api/runs/{run}"
 
 # fmt: off
 ROUTES: tuple[Route, ...] = (
-    Route("GET", "/", pages.index, None, "The page", kind=HTML, errors=(401,)),
+    Route("GET", "/", pages.index, None, "The page", kind=HTML, query=(whole("again", 0, 1),),
+          errors=(401,)),
     Route("GET", "/page/{file:path}", pages.asset, "read", "A file of the page", kind="*/*",
           errors=(304, 404)),
     Route("GET", "/login", pages.login, None, "Open the page by a one-time link", kind=HTML, status=303,

@@ -88,6 +88,8 @@ onRefused((error) => {
   else put(main, errorState(error, begin));
 });
 
+if (location.search) history.replaceState(null, "", `/${location.hash}`); // by which it was tried again to sign in
+
 /** Nothing is shown before it is known what may be done with it. */
 async function begin() {
   try {

@@ -338,6 +338,18 @@ def test_one_user_cannot_take_all_streams(at_the_door: Service) -> None:
         ringctl("serve", "token", "remove", "greedy")
 
 
+def test_whoever_is_not_signed_in_tries_again_by_itself_only_if_that_may_help(at_the_door: Service) -> None:
+    sites = {"cross-site": True, "same-origin": False, "none": False}
+    for site, tries in sites.items():
+        answer = at_the_door.raw("GET", "/", headers={"Sec-Fetch-Site": site}, token=None)
+        assert answer.status == 401
+        assert (b"/page/again.js" in answer.body) == tries, site
+        assert b'value="1"' in answer.body
+    again = at_the_door.raw("GET", "/?again=1", token=None)
+    assert b'value="0"' in again.body, "another address than its own"
+    assert at_the_door.raw("GET", "/page/again.js", token=None).status == 401, "else it would try for ever"
+
+
 def test_a_session_is_for_this_browser_alone(at_the_door: Service) -> None:
     name, _, secret = sign_in(at_the_door).partition("=")
     for wrong in (f"{name}={secret[:-1]}", f"{name}=", f"other={secret}"):
