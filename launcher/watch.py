@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ from launcher import fold, history
 from launcher.agent import Agent
 from launcher.diagnose import Cause, Tails, absent_ranks, first_failure, standstill
 from launcher.errors import RingctlError
-from launcher.follow import Place, first, follow, newly_lost, presence
+from launcher.follow import CLOCKS_AGREE_S, Place, first, follow, newly_lost, presence
 from launcher.model import Event, Host, Plan, RankState, RunState, to_json
 from launcher.runs import STOPPED, stop
 from launcher.transport import Pool
@@ -21,7 +21,9 @@ from launcher.transport import Pool
 SETTLE_S, FAILED_GRACE_S = 1.0, 3.0  # as hostd does it on one host
 GRACE_S = 5.0  # between TERM and KILL
 STACKS_S = 3.0  # by then every host that noticed a standstill has said where its ranks are
-TOLD_S, LATEST_S = 10.0, 120.0  # so long a host that was asked to end its ranks may be silent, and talk
+TOLD_S = 10.0  # so long a host that was asked to end its ranks may be silent
+LATEST_S, LONGEST_S = 120.0, 3600.0  # so long it may talk; the second as long as that leads to an end
+MOST_LATE, AN_EVENT = 1 << 30, 100  # characters it may have left to tell; what an event is beside its text
 NOT_TOLD = "it was asked to end its ranks, and does not tell that they ended: they may be there still"
 RETRY_S, AGAIN_S = 15.0, 1.0  # how long, and how often, a host is asked to stop that cannot be asked
 
@@ -123,20 +125,27 @@ def watch(
         for event in update.events:
             state = fold.fold(state, event)
             tails.add(event)
+        began = time.monotonic()
         screen.show(update.events, state)
+        ender.showed(update.events, state, began)
         stalls.look(update.events, state, tails, away)
         ender.look(state, lost, away)
-        if update.events:
-            ender.heard = time.monotonic()
         if ender.waits_in_vain(state, unheard) or (away.keys() == agents.keys() and given_up()):
             untold = ender.untold(state, unheard)
             for words in untold.values():
                 screen.note(words)
             unheard = {**untold, **unheard}
+            if not again:
+                screen.note(not_read(state, unheard))
             break
     ender.finish(state, lost)
-    heard_to = {host: shown.get(host, first(state.attempt)) for host in since} if again else {}
+    heard_to = {host: shown.get(host, first(state.attempt)) for host in unheard} if again else {}
     return replace(outcome(state, tails, unheard), since=since, heard_to=heard_to)
+
+
+def not_read(state: RunState, hosts: Iterable[str]) -> str:
+    """Of hosts that were not heard to their end, where nobody reads on later."""
+    return f"{', '.join(sorted(hosts))}: the rest of the log of attempt {state.attempt} is missing here"
 
 
 def outcome(state: RunState, tails: Tails, away: Mapping[str, str] | None = None) -> Outcome:
@@ -165,13 +174,15 @@ class Ender:
         self.seen = 0
         self.end_at: float | None = None  # the other hosts' ranks may fail by themselves until then
         self.stops: list[Stop] = []
-        self.heard = 0.0  # when the last event came
+        self.patience = Patience()
+        self.in_vain = False  # somebody has seen that the hosts had answered, and does not want to wait
 
     def look(self, state: RunState, lost: Mapping[str, str], away: Mapping[str, str]) -> None:
         """Called several times a second."""
         for words in (words for one in self.stops for words in one.news()):
             self.screen.note(words)
         if self.interrupts.count > self.seen:
+            self.in_vain = self.seen > 0 and self.has_answers()
             self.seen = self.interrupts.count
             first = self.seen == 1
             self.screen.note(
@@ -191,23 +202,39 @@ class Ender:
             self.stop(state, there, FAILED_GRACE_S, reason)
 
     def stop(self, state: RunState, agents: Mapping[str, Agent], grace: float, reason: str) -> None:
+        self.patience = Patience()
         self.stops.append(Stop(agents, state.run, grace, reason, state.attempt))
         self.stops[-1].start()
+
+    def has_answers(self) -> bool:
+        """Whether the run was ended wherever that was possible."""
+        return bool(self.stops) and not any(one.is_alive() for one in self.stops)
+
+    def showed(self, events: list[Event], state: RunState, began: float) -> None:
+        """That showing these events began then, and is done."""
+        if self.has_answers():
+            hosts = going_on(state)
+            late = [event for event in events if event.host in hosts]
+            self.patience.took(late, max(began, self.stops[-1].answered), self.stops[-1].answered_at)
+        if events:
+            self.patience.heard = time.monotonic()
 
     def waits_in_vain(self, state: RunState, unheard: Mapping[str, str]) -> bool:
         """Whether the run was ended wherever that was possible, and what is left cannot be heard, or does not
         tell."""
-        asked = bool(self.stops) and not any(one.is_alive() for one in self.stops)
-        if not asked or not going_on(state):
+        if not self.has_answers() or not going_on(state):
             return False
         return not self.untold(state, unheard) or self.is_late(time.monotonic())
 
     def is_late(self, now: float) -> bool:
         """Whether hosts that were asked to end their ranks had long enough to tell how they ended: that comes
-        after all that the ranks have said. Whoever asks for the third time does not want to wait."""
-        since = self.stops[-1].answered
-        quiet = now > max(since, self.heard) + self.stops[-1].grace + TOLD_S
-        return quiet or now > since + LATEST_S or self.seen > 2
+        after all that the ranks have said. A next attempt does not wait for hosts that still tell of this
+        one; whoever has asked twice does not either."""
+        if self.in_vain or self.seen > 2:
+            return True
+        last = self.stops[-1]
+        waits = self.again and last.reason != STOPPED
+        return self.patience.is_over(now, last.answered, last.grace, LATEST_S if waits else LONGEST_S)
 
     def untold(self, state: RunState, unheard: Mapping[str, str]) -> dict[str, str]:
         """Hosts that can be heard, and have not told that their ranks ended; with a sentence."""
@@ -249,6 +276,32 @@ def why_it_cannot_go_on(state: RunState, lost: Mapping[str, str]) -> str:
     return ""
 
 
+class Patience:
+    """With hosts that have answered that their ranks are ended: they have so much left to tell, and no more.
+    What they say of later than that, or beyond what they can have kept, brings them no nearer to their end.
+    Time that we take to show the rest is none of theirs."""
+
+    def __init__(self) -> None:
+        self.heard = 0.0  # when the last event came
+        self._nearer = 0.0  # when the last one came that had happened by their answer
+        self._showing = 0.0  # seconds that it took to show those
+        self._told = 0  # characters of those
+
+    def took(self, events: Iterable[Event], began: float, answered_at: float) -> None:
+        """Showing these events took from `began` until now. The answer came at that time of the clock."""
+        left = [event for event in events if event.time <= answered_at + CLOCKS_AGREE_S]
+        self._told += sum(AN_EVENT + (len(e.data["text"]) if e.kind == "line" else 0) for e in left)
+        if left and self._told <= MOST_LATE:
+            self._nearer = time.monotonic()
+            self._showing += self._nearer - began
+
+    def is_over(self, now: float, answered: float, grace: float, longest: float) -> bool:
+        if now > max(answered, self.heard) + grace + TOLD_S:
+            return True
+        comes_nearer = now <= self._nearer + grace + TOLD_S
+        return now - answered - self._showing > (longest if comes_nearer else LATEST_S)
+
+
 class Stop(threading.Thread):
     """Asks all hosts to stop a run, and those that cannot be asked again for some time, by a new connection:
     the one that the log comes through may be all that the server allows, or lead nowhere any more. In a
@@ -262,6 +315,7 @@ class Stop(threading.Thread):
         self.attempt = attempt
         self.failed: dict[str, RingctlError] = {}
         self.answered = 0.0  # when all had, or had long enough
+        self.answered_at = 0.0  # the same by the clock, as events have it
         self._news: list[str] = []
 
     def run(self) -> None:
@@ -276,6 +330,7 @@ class Stop(threading.Thread):
                 self._ask({name: anew(self.agents[name].host, pool) for name in self.failed})
             finally:
                 pool.close()
+        self.answered_at = time.time()
         self.answered = time.monotonic()
 
     def _ask(self, agents: Mapping[str, Agent]) -> None:
