@@ -385,7 +385,7 @@ def whereabouts_of_0(
 
 def with_missing(verdict: Verdict, state: RunState, tails: Tails) -> Cause:
     """Ranks that did not come to the meeting, with their hosts and what they did, where it is known which."""
-    absent = sorted(absent_ranks(verdict.cause.lines))
+    absent = sorted(absent_ranks(verdict.cause.lines, state.world))
     if not absent:
         others = [r.rank for r in state.ranks.values() if r is not verdict.rank and r.state != "failed"]
         absent = others if len(others) == 1 else []
@@ -409,11 +409,12 @@ ABSENT = re.compile(
 )
 
 
-def absent_ranks(lines: Iterable[str]) -> frozenset[int]:
-    """The ranks that the last such line names."""
-    found = [next(filter(None, match.groups())) for line in lines for match in ABSENT.finditer(line)]
+def absent_ranks(lines: Iterable[str], world: int) -> frozenset[int]:
+    """The ranks, of as many as there are, that the last such line names; none that names them is longer."""
+    kept = (line for line in lines if len(line) <= LONGEST + 8 * world)
+    found = [next(filter(None, match.groups())) for line in kept for match in ABSENT.finditer(line)]
     try:
-        return parse_ranks(found[-1].replace(" ", "").strip(",")) if found else frozenset()
+        return parse_ranks(found[-1].replace(" ", "").strip(","), world) if found else frozenset()
     except InputError:  # not one of our lines, only like them
         return frozenset()
 

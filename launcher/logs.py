@@ -49,15 +49,29 @@ def filter_of(
     )
 
 
-def parse_ranks(text: str) -> frozenset[int]:
-    """ "0,2-3" -> {0, 2, 3}."""
+MOST_RANKS = 10**6  # what six digits say
+
+
+def parse_ranks(text: str, below: int = MOST_RANKS) -> frozenset[int]:
+    """ "0,2-3" -> {0, 2, 3}. Those `below` are made once each, however often they are named."""
+    spans = [span_of(part) for part in text.split(",")]
+    known = [span for span in spans if span is not None]
+    if len(known) < len(spans):
+        raise InputError(f"--rank {text}: write ranks and ranges, such as 0,2-3")
     ranks: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,6})(?:-(\d{1,6}))?\s*", part)
-        if not match or (match[2] and int(match[2]) < int(match[1])):
-            raise InputError(f"--rank {text}: write ranks and ranges, such as 0,2-3")
-        ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    beyond = 0  # the lowest that is not in it yet
+    for low, high in sorted(known):
+        ranks.update(range(max(low, beyond), min(high + 1, below)))
+        beyond = max(beyond, high + 1)
     return frozenset(ranks)
+
+
+def span_of(part: str) -> tuple[int, int] | None:
+    """ "2-3" -> (2, 3), "2" -> (2, 2)."""
+    match = re.fullmatch(r"\s*(\d{1,6})(?:-(\d{1,6}))?\s*", part)
+    if not match or (match[2] and int(match[2]) < int(match[1])):
+        return None
+    return int(match[1]), int(match[2] or match[1])
 
 
 def parse_since(text: str, now: float) -> float:

@@ -364,9 +364,8 @@ class Stalls:
 
     def look(self, events: list[Event], state: RunState, tails: Tails, away: Mapping[str, str]) -> None:
         """Called several times a second."""
-        absent = absent_ranks(
-            e.data["text"] for e in events if e.kind == "line" and "not come" in e.data["text"]
-        )
+        said = (e.data["text"] for e in events if e.kind == "line" and "not come" in e.data["text"])
+        absent = absent_ranks(said, state.world)
         missing = [state.ranks[rank] for rank in sorted(absent) if rank in state.ranks]
         if missing:
             self.say(", ".join(whereabouts(rank, away) for rank in missing))

@@ -232,6 +232,16 @@ def test_while_rank_0_waits_for_others_their_hosts_and_states_are_told_once() ->
     ]
 
 
+def test_a_line_that_names_ranks_without_end_is_read_as_soon_as_any_other() -> None:
+    screen = Notes()
+    stalls = Stalls(screen)
+    state = run_of(running(0), running(1), state="running")
+    for times in (100, 200_000):
+        said = line(0, "out", f"ranks {','.join(['1-999999'] * times)} have not come")
+        stalls.look([said], state, Tails(), {})
+    assert screen.said == ["rank 1 on h1: runs there but has not joined the others"]
+
+
 def test_the_last_word_of_the_trainer_is_why_it_ended() -> None:
     cause = cause_of(run_of(failed(0, ended=1.0)), {0: ["trainer: --epochs 0: must be 1 or more"]})
     assert cause.known

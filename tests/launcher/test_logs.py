@@ -272,6 +272,11 @@ def test_ranks_and_ranges_of_ranks(text: str, ranks: set[int]) -> None:
     assert parse_ranks(text) == ranks
 
 
+def test_ranks_that_are_named_over_and_over_are_counted_to_once() -> None:
+    assert parse_ranks(",".join(["0-999999"] * 20_000), below=3) == {0, 1, 2}
+    assert len(parse_ranks(",".join(["0-999999"] * 20_000))) == 1_000_000
+
+
 @pytest.mark.parametrize("text", ["", ",", "a", "-1", "3-1", "1-", "1.5", "0x1", "1;2", "99999999"])
 def test_what_is_no_rank_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="0,2-3"):
