@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -163,16 +164,17 @@ def fold_repeats(events: Sequence[Event]) -> list[Group]:
     """Lines of one moment, with the same line of several ranks made one. Each rank's own order stays."""
     groups: list[Group] = []
     last: dict[int, int] = {}  # rank -> index of the last group it is in
-    where: dict[tuple[str, str], list[int]] = {}
+    where: dict[tuple[str, str], list[int]] = {}  # the groups of a line, in their order
     for event in events:
         rank, text, stream = event.rank, event.data["text"], event.data["stream"]
         assert rank is not None
         key = (text, stream)
-        found = next((i for i in where.get(key, ()) if i > last.get(rank, -1)), None)
-        if found is None:
-            found = len(groups)
+        same = where.setdefault(key, [])
+        after = bisect.bisect_right(same, last.get(rank, -1))
+        if after == len(same):
+            same.append(len(groups))
             groups.append(Group(text, stream, {}, event.time))
-            where.setdefault(key, []).append(found)
+        found = same[after]
         groups[found].members[rank] = event.host
         last[rank] = found
     return groups

@@ -18,6 +18,7 @@ from launcher import remote
 from launcher.errors import InputError
 from launcher.logs import (
     Filter,
+    Group,
     fold_repeats,
     line_writer,
     parse_grep,
@@ -247,6 +248,30 @@ def test_folding_loses_nothing_and_keeps_each_ranks_order(said: list[Event]) -> 
         mine = [(e.data["text"], e.data["stream"]) for e in said if e.rank == rank]
         assert [(g.text, g.stream) for g in groups if rank in g.members] == mine
     assert sum(len(group.members) for group in groups) == len(said)
+
+
+def folded_one_by_one(said: list[Event]) -> list[Group]:
+    """What folding means: a line joins the first like it that comes after all that its rank has said."""
+    groups: list[Group] = []
+    for each in said:
+        assert each.rank is not None
+        text, stream = each.data["text"], each.data["stream"]
+        own = max((n for n, group in enumerate(groups) if each.rank in group.members), default=-1)
+        like = [group for group in groups[own + 1 :] if (group.text, group.stream) == (text, stream)]
+        if not like:
+            like = [Group(text, stream, {}, each.time)]
+            groups += like
+        like[0].members[each.rank] = each.host
+    return groups
+
+
+@given(LINES)
+def test_folding_is_what_it_means(said: list[Event]) -> None:
+    assert fold_repeats(said) == folded_one_by_one(said)
+
+
+def test_a_line_that_one_rank_repeats_a_hundred_thousand_times_is_folded_as_soon_as_others() -> None:
+    assert len(fold_repeats([line(0, "y")] * 100_000)) == 100_000
 
 
 def test_the_same_line_of_several_ranks_becomes_one() -> None:
