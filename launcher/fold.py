@@ -10,6 +10,9 @@ from launcher.model import Event, Plan, RankState, RunState, RunStatus
 
 ENDED = ("succeeded", "failed", "stopped")
 ASIDE = ("line", "stack", "oom")  # told of a rank, without being a sign of its life
+MOST_NAMES = 200  # of metrics that are kept of a rank
+LONGEST_WORD = 1000  # in them
+PLAIN = (int, float, str, type(None))
 
 
 def initial(plan: Plan) -> RunState:
@@ -72,7 +75,7 @@ def rank_from_state(state: Mapping[str, Any], rank: Mapping[str, Any]) -> RankSt
     known = {
         key: rank[key] for key in ("rank", "state", "pid", "exit_code", "signal", "reason", "seen", "metric")
     }
-    found = RankState(host=state["host"], **known)
+    found = RankState(host=state["host"], **{**known, "metric": newest({}, rank["metric"])})
     return out_of_sight(found) if state["state"] == "lost" else found
 
 
@@ -102,7 +105,7 @@ def fold(state: RunState, event: Event) -> RunState:
     if event.kind == "rank_started":
         rank = replace(rank, state="running", pid=event.data.get("pid"))
     elif event.kind == "metric":
-        rank = replace(rank, metric={**rank.metric, **event.data})
+        rank = replace(rank, metric=newest(rank.metric, event.data))
     elif event.kind == "rank_exited":
         rank = replace(
             rank,
@@ -121,6 +124,20 @@ def fold(state: RunState, event: Event) -> RunState:
         started=event.time if state.started is None else state.started,
         ended=event.time if status in ENDED else None,
     )
+
+
+def newest(metric: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
+    """The newest value of each metric. What a program may write without end, every later record would have to
+    carry on: names beyond the first so many are left out, and what is no plain value, as its host does."""
+    plain = {
+        name: value[:LONGEST_WORD] if isinstance(value, str) else value
+        for name, value in told.items()
+        if isinstance(value, PLAIN) and len(name) <= LONGEST_WORD
+    }
+    if len(metric) + len(plain) > MOST_NAMES:
+        room = [name for name in plain if name not in metric][: max(0, MOST_NAMES - len(metric))]
+        plain = {name: plain[name] for name in (*(metric.keys() & plain.keys()), *room)}
+    return {**metric, **plain}
 
 
 def run_status(ranks: Mapping[int, RankState]) -> RunStatus:

@@ -176,3 +176,20 @@ def test_the_newest_attempt_counts_and_a_lost_host_makes_a_lost_run() -> None:
     assert (run.attempt, run.state, list(run.ranks), run.started) == (2, "running", [0, 1], 2.0)
     lost = fold.from_states([host("a", 1, "lost", "running", 0), host("b", 1, "running", "running", 1)])
     assert (lost.state, [rank.state for rank in lost.ranks.values()]) == ("lost", ["unknown", "running"])
+
+
+def test_a_rank_that_tells_ever_more_metrics_is_known_by_the_first_of_them_and_their_newest_values() -> None:
+    state = fold.initial(plan_of(1))
+    for first in range(0, 200_000, 50):
+        told = {"step": first, **{f"m{number}": 1 for number in range(first, first + 50)}}
+        state = fold.fold(state, event("metric", 0, 1.0, **told))
+    metric = state.ranks[0].metric
+    assert len(metric) == fold.MOST_NAMES
+    assert metric["step"] == 199_950
+    assert "m0" in metric
+
+
+def test_what_is_no_plain_value_or_has_no_end_is_not_kept_as_a_metric() -> None:
+    told = {"step": 3, "loss": None, "tree": {"a": [1]}, "list": [1], "name": "x" * 9999, "n" * 9999: 1}
+    state = fold.fold(fold.initial(plan_of(1)), event("metric", 0, 1.0, **told))
+    assert state.ranks[0].metric == {"step": 3, "loss": None, "name": "x" * fold.LONGEST_WORD}
