@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.model import Event, Plan, RankState, RunState, RunStatus
+from launcher.told import words_of
 
 ENDED = ("succeeded", "failed", "stopped")
 ASIDE = ("line", "stack", "oom")  # told of a rank, without being a sign of its life
@@ -112,7 +113,7 @@ def fold(state: RunState, event: Event) -> RunState:
             state=event.data["state"],
             exit_code=event.data["exit_code"],
             signal=event.data["signal"],
-            reason=event.data["reason"],
+            reason=words_of(event.data["reason"]),
             ended=event.time,
         )
     ranks: dict[int, RankState] = {**state.ranks, event.rank: rank}

@@ -193,3 +193,9 @@ def test_what_is_no_plain_value_or_has_no_end_is_not_kept_as_a_metric() -> None:
     told = {"step": 3, "loss": None, "tree": {"a": [1]}, "list": [1], "name": "x" * 9999, "n" * 9999: 1}
     state = fold.fold(fold.initial(plan_of(1)), event("metric", 0, 1.0, **told))
     assert state.ranks[0].metric == {"step": 3, "loss": None, "name": "x" * fold.LONGEST_WORD}
+
+
+def test_a_reason_without_an_end_is_cut() -> None:
+    state = fold.fold(fold.initial(plan_of(1)), exited(0, 1.0, "failed", 1, reason="conda: " * 100_000))
+    assert state.ranks[0].reason.startswith("conda: ")
+    assert len(state.ranks[0].reason) <= 2000
