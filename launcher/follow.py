@@ -20,7 +20,7 @@ from launcher.agent import ANSWER_S, LARGEST_ANSWER, LARGEST_NOISE, SENTINEL, Ag
 from launcher.errors import HostError, RingctlError
 from launcher.model import Event
 from launcher.redact import without
-from launcher.told import MOST_RANKS_HERE, check_events, is_moment, words_of
+from launcher.told import MOST_RANKS_HERE, check_events, is_moment, shallow, words_of
 
 PATIENCE_S = 0.1  # how long to wait for news before giving the screen a turn
 HOLD_S = 0.05  # how long a line of now waits for earlier ones of other hosts
@@ -149,6 +149,7 @@ class Decoder:
         if self.skip:
             known = min(self.skip, len(events))
             events, self.skip = events[known:], self.skip - known
+        events = [event if event.kind == "line" else shallow(event) for event in events]
         piece.events += [self._shown(event) for event in events] if self.hidden else events
 
     def _shown(self, event: Event) -> Event:

@@ -25,6 +25,7 @@ MOST_RANKS_HERE = 1024  # of a host: what an inventory allows
 MOST_RUNS = 1000  # that a host tells of at once
 LATEST = 1e11  # in the year 5138; what `time.localtime` knows ends later
 LONGEST_WORDS = 2000
+DEEPEST = 20  # levels of lists and objects in what a host tells
 NONE = type(None)
 TEXT = operator.itemgetter("text")
 STREAM = operator.itemgetter("stream")
@@ -204,6 +205,33 @@ def check_others(events: Iterable[Event]) -> None:
             check_exit(event.data)
         elif event.kind == "rank_started" and type(event.data.get("pid")) not in (int, NONE):
             raise TypeError("a pid that is none")
+        elif event.kind == "stack":
+            check_stack(event.data)
+        if event.kind != "metric" and not all(map(is_shallow, event.data.values())):
+            raise ValueError("something that is nested too deep")
+
+
+def is_shallow(value: Any) -> bool:
+    """Whether it can be copied and written down without going deeper than Python does."""
+    nested = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(DEEPEST):
+        parts = [part for each in nested for part in (each.values() if isinstance(each, dict) else each)]
+        nested = [part for part in parts if isinstance(part, (dict, list))]
+    return not nested
+
+
+def shallow(event: Event) -> Event:
+    """A metric without what is nested too deep: a program may have written it, and its host only passes it
+    on."""
+    if event.kind != "metric" or all(map(is_shallow, event.data.values())):
+        return event
+    return event._replace(data={key: value for key, value in event.data.items() if is_shallow(value)})
+
+
+def check_stack(data: Mapping[str, Any]) -> None:
+    """See Stacks.note in hostprogress."""
+    if any([type(part) for part in frame] != [str, int, str, str] for frame in data["frames"]):
+        raise TypeError("a stack that is none")
 
 
 def check_exit(data: Mapping[str, Any]) -> None:

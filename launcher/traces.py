@@ -138,7 +138,7 @@ class Stack:
         """Without frames where a host has sent anything else than it should."""
         try:
             frames = tuple(Frame(str(f[0]), int(f[1]), str(f[2]), str(f[3])) for f in data.get("frames", ()))
-        except (TypeError, ValueError, LookupError):
+        except (TypeError, ValueError, LookupError, OverflowError):
             frames = ()
         return cls(frames, str(data.get("state", "")), bool(data.get("busy")))
 

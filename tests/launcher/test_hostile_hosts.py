@@ -259,6 +259,38 @@ def test_one_host_that_lies_does_not_keep_the_others_from_being_heard() -> None:
     assert lost["liar"].startswith("its events cannot be read: ")
 
 
+DEEP: Any = 1
+for _ in range(400):
+    DEEP = {"a": DEEP}
+STACK = {"kind": "stack", "time": 1e9, "rank": 0, "state": "S", "busy": False}
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {**STACK, "frames": [["a.py", float("inf"), "f", "t"]]},
+        {**STACK, "frames": [["a.py", "1", "f", "t"]]},
+        {**STACK, "frames": "abcd"},
+        {**STACK, "frames": [], "state": DEEP},
+        {"kind": "anything", "time": 1e9, "x": DEEP},
+    ],
+)
+def test_a_host_whose_events_are_none_is_told_of_in_a_sentence(lie: dict[str, Any]) -> None:
+    with pytest.raises(RingctlError, match=r"^liar: its events cannot be read: (Type|Value)Error"):
+        list(follow({"liar": liar(telling(CURSOR, lie, END))}, "r1", live=True))
+
+
+def test_a_metric_that_is_nested_too_deep_is_left_out_and_the_run_goes_on() -> None:
+    """A program may have written it, which is nothing that its host can help."""
+    metric = {"kind": "metric", "time": 1e9, "rank": 0, "step": 1, "tree": {"a": [1, {"b": 2}]}, "x": DEEP}
+    agents = {"liar": liar(telling(CURSOR, metric, LINE, END))}
+    events = [event for update in follow(agents, "r1", live=True) for event in update.events]
+    assert [dict(event.data) for event in events if event.kind == "metric"] == [
+        {"step": 1, "tree": {"a": [1, {"b": 2}]}}
+    ]
+    assert [event.data["text"] for event in events if event.kind == "line"] == ["x"]
+
+
 EXITED = {"kind": "rank_exited", "time": 1e9, "exit_code": 0, "signal": None, "reason": ""}
 END = {"kind": "end", "time": 1e9, "state": "succeeded"}
 PLACES = {0: "good", 1: "liar"}
