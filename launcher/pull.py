@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -169,27 +170,31 @@ class Checkpoint:
 
 def checkpoints(listings: Mapping[str, Listing], all_heard: bool) -> list[Checkpoint]:
     """All of them, oldest first."""
-    steps = sorted({step.step for found in listings.values() for step in found.steps})
-    return [checkpoint(step, listings, all_heard) for step in steps]
+    there: dict[int, dict[str, StepOnHost]] = {}
+    for host, found in listings.items():
+        for step in found.steps:
+            there.setdefault(step.step, {})[host] = step
+    now = {rank for found in listings.values() for rank in found.ranks}
+    worlds = {max(now, default=-1) + 1: now}
+    return [checkpoint(number, there[number], worlds, all_heard) for number in sorted(there)]
 
 
-def checkpoint(number: int, listings: Mapping[str, Listing], all_heard: bool) -> Checkpoint:
-    """One step, put together from what each host has of it."""
-    there = {host: step for host, found in listings.items() for step in found.steps if step.step == number}
+def checkpoint(
+    number: int, there: Mapping[str, StepOnHost], worlds: Mapping[int, Set[int]], all_heard: bool
+) -> Checkpoint:
+    """One step, put together from what each host has of it, and the ranks that these hosts have in a world of
+    so many: with another number of ranks, those that a host has now are not those that wrote this."""
     world, manifests = of_one_world([(part, host) for host, step in there.items() for part in step.manifests])
     first = manifests[0][0] if manifests else None
     parts = tuple(sorted(parts_in(there), key=lambda part: (part.rank, part.host)))
     models = copies(manifests, there)
-    missing = set(range(world or 0)) - {part.rank for part, _ in manifests}
-    on_heard = {part.rank for part in parts}
-    if world == max((rank for found in listings.values() for rank in found.ranks), default=-1) + 1:
-        # With another number of ranks, those that a host has now are not those that wrote this.
-        on_heard |= {rank for found in listings.values() for rank in found.ranks}
+    written = {part.rank for part, _ in manifests}
+    on_heard = itertools.chain((part.rank for part in parts), worlds.get(world or 0, ()))
     return Checkpoint(
         step=number,
         epoch=first.epoch if first else None,
         world=world,
-        complete=is_complete(missing, on_heard, all_heard) if world else False,
+        complete=is_complete(world, written, on_heard, all_heard) if world else False,
         parts=parts,
         models=models,
         bytes=sum(size for step in there.values() for size in step.files.values()),
@@ -216,11 +221,11 @@ def of_one_world(told: Told) -> tuple[int | None, Told]:
     return best, worlds[best]
 
 
-def is_complete(missing: set[int], on_heard: set[int], all_heard: bool) -> bool | None:
+def is_complete(world: int, written: Set[int], on_heard: Iterable[int], all_heard: bool) -> bool | None:
     """Whether all ranks have their manifests; None if those that do not are on hosts that did not answer."""
-    if not missing:
+    if len(written) == world:
         return True
-    return False if all_heard or missing & on_heard else None
+    return False if all_heard or any(rank < world and rank not in written for rank in on_heard) else None
 
 
 def parts_in(there: Mapping[str, StepOnHost]) -> Iterable[Part]:

@@ -359,6 +359,19 @@ def test_the_newest_is_the_one_that_is_furthest_also_if_the_number_of_ranks_has_
     assert [of.step for of in pull.candidates(known, 195)] == [195], "asked for, it is taken as it is"
 
 
+def test_a_world_that_a_host_only_claims_is_not_counted_through() -> None:
+    steps = [on_host(step, 0, world=999_999) for step in range(2000)]
+    for all_heard, complete in ((True, False), (False, None)):
+        found = pull.checkpoints({"h": host_with(*steps, ranks=(0,))}, all_heard)
+        assert {of.complete for of in found} == {complete}
+
+
+def test_steps_without_end_are_put_together_as_soon_as_few() -> None:
+    steps = [on_host(step, 0, 1) for step in range(30_000)]
+    ranks = tuple(range(2))
+    assert len(pull.checkpoints({"h": host_with(*steps, ranks=ranks)}, True)) == 30_000
+
+
 def test_damage_that_can_be_seen_is_told(tmp_path: Path) -> None:
     run = saved("2,4")
     (step_folder(run, 4) / "rank-0.pt").write_bytes(b"")
