@@ -143,6 +143,24 @@ class Ending:
                 reason = f"{host} was not heard of for {seconds:.0f} s, and the ranks stood still"
                 self.begin(reason, clock + STACK_S + 2 * TICK_S)
 
+    def attend(self, seconds: float) -> None:
+        """Wait so long, with an ear for the others."""
+        if self.lease is None:
+            time.sleep(seconds)
+        else:
+            self.lease.attend(seconds)
+
+    def linger(self) -> None:
+        """All has ended here, and that is written down: stay for the other hosts, as long as they need it and
+        nobody tells us to end. If that is because the run is stopped, pass it on."""
+        since = time.monotonic()
+        if self.lease is None or self.asked:
+            return
+        while not self.asked and self.lease.is_needed(time.monotonic(), since):
+            self.lease.attend(TICK_S)
+        if self.asked and stop_word(self.folder, int(self.plan["attempt"])):
+            self.tell_the_end("stopped" if self.stop_requested else "failed")
+
     def tell_the_end(self, state: str) -> None:
         """How it ended here."""
         if self.lease is not None:

@@ -2,7 +2,8 @@
 
 Standard library only, Python 3.8 and up; hostd imports it. Rank 0's supervisor, the leader, hears datagrams
 at the master's address and port, which are the run's own (its ranks use the port with TCP). The others tell
-it once a second that they are there; it answers, and passes on what it was told. The rules are in
+it once a second that they are there; it answers, and passes on what it was told. Who has ended says so
+instead, until the leader has heard it; the leader stays until all of the others have. The rules are in
 docs/decisions/008-leases.md.
 
 Each datagram is signed with a secret of this attempt, and counts only if it is newer than the last one of its
@@ -58,13 +59,15 @@ class Lease:
         self.over: dict[str, Any] | None = None  # how the run ended elsewhere: {"state", "reason"}
         self._secret = bytes.fromhex(str(about["secret"]))
         self._socket: socket.socket | None = None
-        self._heard: dict[
-            str, float
-        ] = {}  # when each of the others was last heard of; only those who ever were
+        self._heard: dict[str, float] = {}  # when each was last heard of who ever was, and has not ended
         self._newest: dict[str, int] = {}
         self._addresses: dict[str, Any] = {}  # of the others, on the leader
-        self._told: list[str] = []  # whom the leader misses
+        self._told: dict[str, float] = {}  # whom the leader misses, for how long
+        self._told_at = 0.0
         self._next_beat = 0.0
+        self._words: dict[str, Any] = {"kind": "here"}  # what the leader is told
+        self._ended = False  # on the leader: its own ranks have, or are about to
+        self._known = False  # elsewhere: the leader has heard that they have here
 
     @property
     def leads(self) -> bool:
@@ -92,7 +95,20 @@ class Lease:
         """Called several times a second."""
         if not self.leads and now >= self._next_beat:
             self._next_beat = now + BEAT_S
-            self._send({"kind": "here"}, None)
+            self._send(self._words, None)
+
+    def attend(self, seconds: float) -> None:
+        """Do all that a lease asks for, for so long or until something came."""
+        import select
+
+        if self._socket is None:
+            time.sleep(seconds)
+            return
+        word = select.poll()
+        word.register(self._socket, select.POLLIN)
+        word.poll(seconds * 1000)
+        self.receive(time.monotonic())
+        self.beat(time.monotonic())
 
     def receive(self, now: float) -> None:
         """Take in what has come, but not for ever."""
@@ -112,39 +128,63 @@ class Lease:
         self._newest[sender] = number
         self._heard[sender] = now
         self._addresses[sender] = address
-        if message["kind"] == "bye":
+        if not self.leads:
+            self._take_answer(message, now)
+            return
+        ended = message["kind"] == "bye"
+        if ended:
             self._bye(sender, message)
-        elif self.leads:
-            self._send(self._answer(now), address)
-        else:
-            self._told = [str(name) for name in message["silent"] if name != self.host]
-            self.over = self.over or message["over"]
+        self._send(self._answer(now, known=ended), address)
+
+    def _take_answer(self, message: dict[str, Any], now: float) -> None:
+        self._told = {name: float(s) for name, s in message["silent"].items() if name != self.host}
+        self._told_at = now
+        self._known = self._known or message["known"]
+        self.over = self.over or message["over"]
+        if message["ended"]:
+            self._heard.pop(self.leader)
 
     def _bye(self, sender: str, message: dict[str, Any]) -> None:
         """Whoever has ended is not missed. What did not end well is told to all the others at once."""
-        self._heard.pop(sender, None)
-        self._newest[sender] = 1 << 62
-        if message["state"] == "succeeded":
-            return
-        self.over = self.over or {"state": message["state"], "reason": message["reason"]}
-        if self.leads:
-            for host in list(self._heard):
-                self._send(self._answer(time.monotonic()), self._addresses[host])
+        self._heard.pop(sender)
+        if message["state"] != "succeeded" and not self.over:
+            self.over = {"state": message["state"], "reason": message["reason"]}
+            self._tell_all()
 
-    def _answer(self, now: float) -> dict[str, Any]:
-        return {"kind": "here", "silent": sorted(self.silent(now))[:4], "over": self.over}
+    def _tell_all(self) -> None:
+        for host in self._heard:
+            self._send(self._answer(time.monotonic()), self._addresses[host])
+
+    def _answer(self, now: float, known: bool = False) -> dict[str, Any]:
+        silent = dict(sorted(self.silent(now).items())[:4])
+        return {"kind": "here", "silent": silent, "over": self.over, "ended": self._ended, "known": known}
 
     def silent(self, now: float) -> dict[str, float]:
         """Those who were there once and have not been heard of for longer than the lease: for how long."""
         found = {host: now - heard for host, heard in self._heard.items() if now - heard > self.seconds}
-        return found or dict.fromkeys(self._told, self.seconds)
+        return found or (self._told if now - self._told_at <= self.seconds else {})
 
     def bye(self, state: str, reason: str) -> None:
-        """This host's part is over: say so to whoever can be told."""
-        words = {"kind": "bye", "state": state, "reason": reason[:LONGEST_REASON]}
+        """This host's part is over: say so to whoever can be told, and from now on whenever there is word."""
+        words = {"state": state, "reason": reason[:LONGEST_REASON]}
+        if self.leads:
+            self._ended = True
+            self.over = self.over or (words if state != "succeeded" else None)
+        else:
+            self._words = dict(words, kind="bye")
         for _ in range(BYES):
-            for address in [self._addresses[host] for host in self._heard] if self.leads else [None]:
-                self._send(words, address)
+            if self.leads:
+                self._tell_all()
+            else:
+                self._send(self._words, None)
+
+    def is_needed(self, now: float, since: float) -> bool:
+        """Whether the lease is to be kept, though all has ended here `since` then. The leader does that for
+        those that go on, the others until the leader knows: each for one that is heard of, or for a lease."""
+        if self.leads:
+            return any(now - max(heard, since) <= self.seconds for heard in self._heard.values())
+        told = self._known or self.over or self.leader not in self._newest
+        return not told and now - since <= self.seconds
 
     def _send(self, message: dict[str, Any], address: Any) -> None:
         if self._socket is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 
 from launcher import hostprefork
@@ -12,9 +13,10 @@ from launcher.hostanswer import Refused
 from launcher.hostdisk import READ_BYTES, read_json
 from launcher.hostoutput import LineSplitter, MetricsTail
 from launcher.hostprefork import become_rank_process
-from launcher.hostproc import exit_code, signal_name
+from launcher.hostproc import alive, exit_code, signal_name
 from launcher.hostprogress import Progress
-from launcher.hostruns import home_folder, read_state, run_folder, runs_here
+from launcher.hostruns import FINAL, home_folder, read_state, run_folder, runs_here
+from launcher.hoststop import GONE_S, terminate
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
@@ -129,18 +131,21 @@ def copy_code(digest: str, target: str) -> None:
 def hold_port(port: int, run: str) -> socket.socket | None:
     """Refuse to start ranks whose master port somebody has taken since it was chosen. A run has its port from
     here on, though its ranks do not listen yet: to other runs it is taken for as long as what this returns is
-    open. That is a name, not a file, so that it is gone when the supervisor is, and means this host alone."""
+    open. That is a name, not a file, so that it is gone when the supervisor is, and means this host alone. A
+    supervisor of ours whose ranks have ended gives it up."""
     import socket
 
     if not port:
         return None
     held = socket.socket(socket.AF_UNIX)
-    try:
-        held.bind(f"\0ringctl master port {port}")
-    except OSError:
-        others = [name for name in runs_here() if name != run and holds(name, port)]
-        who = f"run {others[0]}" if others else "a run of another user"
-        raise Refused(f"{PORT_TAKEN} {port}, by {who}") from None
+    if not is_bound(held, port):
+        other = holder(port, run)
+        if other and other["state"] in FINAL:  # it stays for other hosts only
+            terminate(other, GONE_S, signal.SIGTERM)
+        if not is_bound(held, port):
+            held.close()
+            who = f"run {other['run']}" if other else "a run of another user"
+            raise Refused(f"{PORT_TAKEN} {port}, by {who}")
     with socket.socket() as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -150,10 +155,22 @@ def hold_port(port: int, run: str) -> socket.socket | None:
     return held
 
 
-def holds(run: str, port: int) -> bool:
-    """Whether that run is going on here and has this master port."""
-    plan, state = read_json(os.path.join(run_folder(run), "plan.json")), read_state(run)
-    return bool(plan and plan.get("listens") == port and state and state["state"] in ("starting", "running"))
+def is_bound(held: socket.socket, port: int) -> bool:
+    """Whether the name that stands for this port is ours now."""
+    try:
+        held.bind(f"\0ringctl master port {port}")
+    except OSError:
+        return False
+    return True
+
+
+def holder(port: int, but: str) -> dict[str, Any] | None:
+    """The state of another run of ours whose supervisor is here and has this master port."""
+    for run in runs_here():
+        plan, state = read_json(os.path.join(run_folder(run), "plan.json")), read_state(run)
+        if run != but and plan and plan.get("listens") == port and state and alive(state["hostd"]):
+            return state
+    return None
 
 
 def rank_program(rank: Rank, env: dict[str, str], cwd: str) -> str:

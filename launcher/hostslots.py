@@ -253,7 +253,7 @@ def has_holder(run: str) -> bool:
         record = own(folder, run)
     finally:
         os.close(folder)
-    return record is not None and is_alive(record["pid"], record["start_time"], os.getuid())
+    return record is not None and is_held(record, os.getuid())
 
 
 def sweep(folder: int) -> None:
@@ -343,7 +343,12 @@ def read(folder: int, name: str, about: os.stat_result, boot: str) -> dict[str, 
     record = parsed(data)
     if record is None or record["run"] != match[2] or record["boot_id"] != boot:
         return None
-    return record if is_kept(record) or is_alive(record["pid"], record["start_time"], about.st_uid) else None
+    return record if is_kept(record) or is_held(record, about.st_uid) else None
+
+
+def is_held(record: dict[str, Any], uid: int) -> bool:
+    """Whether the process that has its slots lives. One that has let them go may live on, for other hosts."""
+    return "until" not in record and is_alive(record["pid"], record["start_time"], uid)
 
 
 def is_kept(record: dict[str, Any]) -> bool:

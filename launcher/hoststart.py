@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 
 from launcher.hostanswer import Refused
 from launcher.hostdisk import read_json, replace_file
 from launcher.hostproc import identity
 from launcher.hostruns import FINAL, home_folder, read_state, run_folder
+from launcher.hoststop import GONE_S, terminate
 from launcher.hostwarden import be, be_warden
 from launcher.hostword import STOPPED_EARLY, is_stopped
 
@@ -99,8 +101,8 @@ def answered_before(folder: str, request: dict[str, Any]) -> dict[str, Any] | No
 
 
 def refuse_again(request: dict[str, Any]) -> None:
-    """A run that is here already starts again only as a later attempt, when the one before has ended. What
-    somebody has stopped does not start again by itself."""
+    """A run that is here already starts again only as a later attempt, when the one before has ended, whose
+    supervisor then goes. What somebody has stopped does not start again by itself."""
     run, attempt = str(request["run"]), int(request["attempt"])
     before = read_state(run)
     if is_stopped(run_folder(run), request):
@@ -109,3 +111,5 @@ def refuse_again(request: dict[str, Any]) -> None:
         raise Refused(f"{ALREADY} {run} on this host already")
     if before and before["state"] not in FINAL:  # nobody could ask this host to end it
         raise Refused(f"attempt {before['attempt']} of run {run} still goes on here")
+    if before:
+        terminate(before, GONE_S, signal.SIGTERM)  # it may stay for other hosts, and has the master port

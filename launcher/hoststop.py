@@ -15,6 +15,8 @@ TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at
 if TYPE_CHECKING:
     from typing import Any
 
+GONE_S = 5.0  # a supervisor whose ranks have ended goes at once when it is told to
+
 
 def command_tell(request: dict[str, Any]) -> dict[str, Any]:
     """That this attempt of the run is to be stopped, which `stop` then sees to. Ranks that fail meanwhile,
@@ -52,8 +54,7 @@ def command_stop(request: dict[str, Any]) -> dict[str, Any]:
         # Late: what runs here now is not what was to be ended.
         return {"known": True, "was": before["state"], "state": before["state"], "ended": [], "left": []}
     running = [r["rank"] for r in before["ranks"] if r["state"] in ("waiting", "running")]
-    if before["state"] not in FINAL:
-        terminate(before, grace + 15.0, number)
+    terminate(before, grace + 15.0, number)
     left = kill_all(lambda: carriers(run, ends), 5.0)  # what somebody has started since then is not ours
     if reason in ("stopped", NOT_AGAIN):
         free_kept_slots(run)
@@ -91,7 +92,8 @@ def state_or_word(run: str, attempt: int, grace: float, reason: str) -> dict[str
 
 
 def terminate(state: dict[str, Any], seconds: float, number: int) -> None:
-    """Ask the supervisor to end; if it does not in time, end it, and its warden ends the rest."""
+    """Ask the supervisor to end, also one that only stays for other hosts by now; if it does not in time,
+    end it, and its warden ends the rest."""
     hostd, warden = state["hostd"], state["warden"]
     # A warden without hostd may wait for room on a full disk.
     first = (hostd, number, seconds) if alive(hostd) else (warden, signal.SIGTERM, seconds)

@@ -321,7 +321,8 @@ class Supervisor:
     # the end
 
     def finish(self) -> None:
-        """End what the ranks left behind, take its last words, and write the final state."""
+        """End what the ranks left behind, take its last words, and write the final state. Then nothing waits
+        for us any more, but perhaps supervisors elsewhere."""
         left = kill_all(lambda: descendants(os.getpid()), 10.0)
         for fd in list(self.readers):
             while fd in self.readers and wait_readable(fd, 0):
@@ -340,7 +341,8 @@ class Supervisor:
         self.log.event("host_finished", rank=None, state=self.state, left=left)
         self.ending.tell_the_end(self.state)
         while not self.close() and not self.ending.asked:
-            time.sleep(TICK_S)  # nothing runs any more: there is time to wait for room on the disk
+            self.ending.attend(TICK_S)  # nothing runs any more: there is time to wait for room on the disk
+        self.ending.linger()
 
     def close(self) -> bool:
         """Whether how the run ended is written down, for which room was kept."""

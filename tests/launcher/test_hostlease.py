@@ -102,6 +102,70 @@ def test_whoever_has_finished_is_not_missed(port: int) -> None:
         assert not one.silent(100.0)
 
 
+def lose(lease: Lease) -> None:
+    """What has come gets lost on its way."""
+    assert lease._socket is not None
+    while select.select([lease._socket], [], [], 0.0)[0]:
+        lease._socket.recv(2000)
+
+
+def test_a_goodbye_that_was_lost_is_said_again_until_the_leader_has_heard_it(port: int) -> None:
+    one, two = Lease(about(port), "s1"), Lease(about(port), "s2")
+    with opened(one, two):
+        meet(one, two, now=0.0)
+        two.bye("succeeded", "")
+        lose(one)
+        assert two.is_needed(2.0, since=1.0)
+        two.beat(2.0)
+        hear(one, 2.0)
+        assert not one.silent(100.0)
+        assert two.is_needed(2.0, since=1.0)
+        hear(two, 2.0)
+        assert not two.is_needed(2.0, since=1.0)
+
+
+def test_a_leader_that_has_finished_is_not_missed_though_its_goodbye_was_lost(port: int) -> None:
+    one, two = Lease(about(port), "s1"), Lease(about(port), "s2")
+    with opened(one, two):
+        meet(one, two, now=0.0)
+        one.bye("succeeded", "")
+        lose(two)
+        meet(one, two, now=2.0)
+        assert not two.silent(100.0)
+
+
+def test_a_leader_that_has_finished_still_passes_on_word_between_the_others(port: int) -> None:
+    one, two, three = (Lease(about(port), host) for host in ("s1", "s2", "s3"))
+    with opened(one, two, three):
+        meet(one, two, three, now=0.0)
+        one.bye("succeeded", "")
+        meet(one, two, three, now=9.0)
+        assert one.is_needed(18.0, since=1.0)
+        meet(one, three, now=30.0)
+        assert three.silent(30.0) == {"s2": 21.0}
+        two.bye("failed", "rank 1 failed")
+        hear(one, 30.0)
+        hear(three, 30.0)
+        assert three.over == {"state": "failed", "reason": "rank 1 failed"}
+        three.bye("failed", "rank 1 failed")
+        hear(one, 30.0)
+        assert not one.is_needed(30.0, since=1.0)
+
+
+def test_nobody_stays_for_others_that_are_not_heard_of(port: int) -> None:
+    one, two = Lease(about(port), "s1"), Lease(about(port), "s2")
+    with opened(one, two):
+        two.bye("succeeded", "")
+        assert not two.is_needed(0.0, since=0.0), "it never heard of the leader"
+        assert not one.is_needed(0.0, since=0.0)
+    one, two = Lease(about(port), "s1"), Lease(about(port), "s2")
+    with opened(one, two):
+        meet(one, two, now=0.0)
+        for lease in (one, two):
+            assert lease.is_needed(17.0, since=8.0)
+            assert not lease.is_needed(19.0, since=8.0)
+
+
 def test_the_leader_says_goodbye_to_all(port: int) -> None:
     one, two = Lease(about(port), "s1"), Lease(about(port), "s2")
     with opened(one, two):

@@ -224,6 +224,97 @@ def test_ranks_that_only_print_are_not_kept_alive_by_it_once_all_others_are_gone
     assert "server1 was not heard of" in ends_on(cluster, "server2", run)["ranks"][0]["reason"]
 
 
+@pytest.mark.parametrize("first", TWO)
+def test_a_host_that_finishes_while_it_is_not_heard_of_is_not_missed_later(
+    cluster: Hosts, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    monkeypatch.setenv("RINGCTL_LEASE", "1.5")
+    inventory(cluster, only=TWO)
+    last = TWO[1 - TWO.index(first)]
+    wait = "while [ ! -e /home/train/go ]; do echo on; sleep 0.1; done"
+    run = detached("--", "sh", "-c", wait)["run"]
+    wait_for(lambda: has_met(cluster, run, 2), "that they hear of each other")
+    cluster.drop_from(last, first)
+    cluster.path(first, "/home/train/go").touch()
+    assert ends_on(cluster, first, run)["state"] == "succeeded"
+    cluster.clear_rules(last)
+    wait_for(lambda: cluster.is_idle(first) or first == "server1", "that its supervisor need not stay")
+    gone_on = time.monotonic() + 7 * 1.5  # longer than a silence that decides about ranks that tell no steps
+    wait_for(lambda: time.monotonic() > gone_on or host_state(cluster, last, run)["state"] != "running", "it")
+    cluster.path(last, "/home/train/go").touch()
+    assert ends_on(cluster, last, run)["state"] == "succeeded"
+    assert eventually(lambda: not hosts.left_on(cluster)), hosts.left_on(cluster)
+
+
+def has_met(cluster: Hosts, run: str, many: int) -> bool:
+    """Whether all are under way for so long that their supervisors have heard of each other."""
+    states = [host_state(cluster, host, run) for host in THREE[:many]]
+    return all(s["state"] == "running" and s["updated"] - s["started"] > 3.0 for s in states)
+
+
+def has_supervisor(cluster: Hosts, host: str, run: str) -> bool:
+    warden = host_state(cluster, host, run)["warden"]["pid"]
+    return warden in [process.host_pid for process in cluster.processes(host)]
+
+
+# Each rank ends when its host is told to, with what it is told.
+TOLD = "while [ ! -e /home/train/go ]; do sleep 0.1; done; exit $(cat /home/train/go)"
+
+
+def leader_is_through(cluster: Hosts, *options: str) -> str:
+    """A run of three hosts, of which that of rank 0 has finished."""
+    inventory(cluster, only=THREE)
+    run = str(detached(*options, "--", "sh", "-c", TOLD)["run"])
+    wait_for(lambda: has_met(cluster, run, 3), "that they hear of each other")
+    hosts.write_home(cluster, "server1", "go", "0")
+    assert ends_on(cluster, "server1", run)["state"] == "succeeded"
+    return run
+
+
+def test_a_failure_ends_the_others_also_when_rank_0_is_through(cluster: Hosts) -> None:
+    run = leader_is_through(cluster)
+    hosts.write_home(cluster, "server2", "go", "3")
+    assert ends_on(cluster, "server3", run)["ranks"][0]["reason"] == "rank 1 failed"
+    assert eventually(lambda: not hosts.left_on(cluster)), hosts.left_on(cluster)
+
+
+@pytest.mark.parametrize("reached", ["server1", "server2"])
+def test_a_stop_is_passed_on_also_when_rank_0_is_through(cluster: Hosts, reached: str) -> None:
+    run = leader_is_through(cluster)
+    with hosts.agents() as agents:
+        agents[reached].stop(run, 5.0)
+    assert ends_on(cluster, "server3", run)["state"] == "stopped"
+    assert host_state(cluster, "server1", run)["state"] == "succeeded"
+    ringctl("stop", run, "--grace", "0")
+    assert not has_supervisor(cluster, "server1", run)
+
+
+def test_rank_0s_supervisor_stays_for_the_others_and_keeps_nothing(cluster: Hosts) -> None:
+    run = leader_is_through(cluster, "--master-port", "23456")
+    assert has_supervisor(cluster, "server1", run)
+    assert not list(cluster.path("server1", hosts.SLOTS).glob("*.json"))
+    inventory(cluster, only=("server1", "server4"))
+    other = detached("--master-port", "23456", "--", "sleep", "1000")["run"]  # which wants the port
+    assert not has_supervisor(cluster, "server1", run)
+    assert "no lease" not in cluster.path("server1", f"{OURS}/runs/{other}/hostd.log").read_text()
+    ringctl("stop", other, "--grace", "0")
+    inventory(cluster, only=THREE)
+    assert {host_state(cluster, host, run)["state"] for host in THREE[1:]} == {"running"}
+    ringctl("stop", run, "--grace", "0")
+
+
+def test_an_attempt_starts_where_the_one_before_stays_for_other_hosts(cluster: Hosts) -> None:
+    run = leader_is_through(cluster, "--master-port", "23456")
+    cluster.cut("server3")  # so nobody tells it
+    hosts.write_home(cluster, "server2", "go", "3")
+    ends_on(cluster, "server2", run)
+    cluster.path("server1", "/home/train/go").unlink()
+    ringctl("restart", run, "--world", "1", "--detach")
+    assert host_state(cluster, "server1", run)["attempt"] == 2
+    hosts.mend(cluster)
+    ringctl("stop", run, "--grace", "0")
+
+
 # --- An attempt that was stopped does not come back ----------------------------------------------
 
 
