@@ -25,7 +25,19 @@ def start_time(pid: int) -> int | None:
             fields = f.read().rpartition(b")")[2].split()
     except OSError:
         return None
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    return None if has_died(pid, fields[0]) else int(fields[19])
+
+
+def has_died(pid: int, state: bytes) -> bool:
+    """Whether a process of this state has. It looks so, too, when only its first thread has ended."""
+    return state in (b"Z", b"X") and len(threads(pid)) < 2
+
+
+def threads(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
 
 
 def identity(pid: int) -> dict[str, Any]:
@@ -53,7 +65,7 @@ def descendants(root: int) -> list[int]:
                 fields = f.read().rpartition(b")")[2].split()
         except OSError:
             continue
-        if fields[0] not in (b"Z", b"X"):
+        if not has_died(pid, fields[0]):
             children.setdefault(int(fields[1]), []).append(pid)
     found: list[int] = []
     queue = [root]
@@ -70,16 +82,26 @@ def carriers(run: str, upto: int | None = None) -> list[int]:
     mark, attempt = b"\0RINGCTL_RUN=" + run.encode() + b"\0", re.compile(rb"\0RINGCTL_ATTEMPT=(\d+)\0")
     found = []
     for pid in all_pids():
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as f:
-                environ = b"\0" + f.read()
-        except OSError:
-            continue
+        environ = environ_of(pid)
         if mark in environ and pid != os.getpid() and start_time(pid) is not None:
             number = attempt.search(environ)
             if upto is None or number is None or int(number.group(1)) <= upto:
                 found.append(pid)
     return found
+
+
+def environ_of(pid: int) -> bytes:
+    """What a process was started with, each variable between two NULs; of any of its threads, for one that
+    has ended has none."""
+    for thread in [str(pid)] + threads(pid):
+        try:
+            with open(f"/proc/{pid}/task/{thread}/environ", "rb") as f:
+                environ = f.read()
+        except OSError:
+            continue
+        if environ:
+            return b"\0" + environ
+    return b""
 
 
 def send(pid: int, number: int, group: bool = False) -> None:
@@ -117,6 +139,58 @@ def kill_all(find: Callable[[], list[int]], seconds: float) -> list[int]:
         for pid in pids:
             send(pid, signal.SIGKILL)
         time.sleep(0.02)
+
+
+def kill_below(seconds: float) -> list[int]:
+    """KILL all below this process, a sub-reaper: whatever loses its parent becomes its child, so nothing is
+    left when it has none, however quickly they fork. Returns what is still there after `seconds`."""
+    deadline, look_at = time.monotonic() + seconds, 0.0
+    before: list[int] = []
+    while True:
+        reap()
+        if is_childless():
+            return []
+        now, found = time.monotonic(), children()
+        if now > deadline:
+            return descendants(os.getpid()) or found or before
+        for pid in found:
+            kill_with_group(pid)
+        if now >= look_at:
+            look_at = now + 0.1
+            for pid in descendants(os.getpid()):
+                send(pid, signal.SIGKILL)
+        if found == before:  # else they are about to get away: at once again
+            time.sleep(0.005)
+        before = found
+
+
+def is_childless() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    except ChildProcessError:
+        return True
+    return False
+
+
+def children() -> list[int]:
+    """Those of this process, found in less time than one of them needs to fork and end."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", "rb") as f:
+            return [int(pid) for pid in f.read().split()]
+    except OSError:
+        return []  # a kernel without it
+
+
+def kill_with_group(child: int) -> None:
+    """A group is ended at once: none of it can fork meanwhile. Its number is its own until we reap `child`;
+    and whoever is in another group than we are is below us, or was."""
+    try:
+        group = os.getpgid(child)
+    except OSError:
+        return
+    send(child, signal.SIGKILL)
+    if group != os.getpgrp():
+        send(group, signal.SIGKILL, group=True)
 
 
 def has_ended(child: int) -> bool:

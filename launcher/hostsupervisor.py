@@ -14,10 +14,9 @@ from launcher.hostdisk import NO_ROOM, READ_BYTES, remove_file, replace_file, ro
 from launcher.hostending import SETTLE_S, STOP_SETTLE_S, TICK_S, Ending
 from launcher.hostevents import EventLog, log_exit
 from launcher.hostproc import (
-    descendants,
     exit_code,
     identity,
-    kill_all,
+    kill_below,
     oom_kills,
     reap,
     send,
@@ -323,7 +322,7 @@ class Supervisor:
     def finish(self) -> None:
         """End what the ranks left behind, take its last words, and write the final state. Then nothing waits
         for us any more, but perhaps supervisors elsewhere."""
-        left = kill_all(lambda: descendants(os.getpid()), 10.0)
+        left = kill_below(10.0)
         for fd in list(self.readers):
             while fd in self.readers and wait_readable(fd, 0):
                 self.read_output(fd)
@@ -353,7 +352,7 @@ class Supervisor:
         """The start failed: leave no process, and say of every rank that it did not start."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
-        kill_all(lambda: descendants(os.getpid()), 5.0)
+        kill_below(5.0)
         self.state, reason = ("stopped", "stopped") if error == STOPPED_EARLY else ("failed", error)
         self.free_slots()
         for rank in self.ranks:

@@ -20,7 +20,7 @@ from launcher.hostanswer import Refused
 from launcher.hostbooks import close_books
 from launcher.hostdisk import NO_ROOM, keep_room, write_all
 from launcher.hostprefork import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
-from launcher.hostproc import descendants, identity, kill_all, send
+from launcher.hostproc import identity, kill_below, send
 from launcher.hostsupervisor import HEARTBEAT_S, Supervisor
 from launcher.hostword import KILLED, STOPPED_EARLY, is_stopped, stop_word
 
@@ -76,7 +76,7 @@ def be_warden(folder: str, plan: dict[str, Any], answer: int) -> int:
             status = ended
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # the child's number is nobody's, or somebody else's
-    kill_all(lambda: descendants(os.getpid()), 10.0)
+    kill_below(10.0)
     if status:  # hostd did not live to do it itself
         from launcher import hostslots
 

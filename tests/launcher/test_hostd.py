@@ -221,6 +221,69 @@ def test_a_stop_whose_word_cannot_be_written_down_is_one_all_the_same() -> None:
     assert state(run)["state"] == "stopped"
 
 
+# What goes on in the background holds a lock, for as long as there is any of it.
+HOLD = """
+    import ctypes, fcntl, os, sys, threading, time
+    held = open(sys.argv[1], "w")
+    fcntl.flock(held, fcntl.LOCK_EX)
+    end = time.monotonic() + 60
+"""
+HEADLESS = """
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            threading.Thread(target=time.sleep, args=[60]).start()
+            print("ready", flush=True)
+            ctypes.CDLL(None).pthread_exit(None)  # of the first thread: it looks dead from here on
+        os._exit(0)
+    time.sleep(60 if "stay" in sys.argv else 1)
+"""
+COMETS = """
+    for _ in range(6):
+        if os.fork() == 0:
+            while time.monotonic() < end:
+                os.setsid()
+                if os.fork():
+                    os._exit(0)
+    print("ready", flush=True)
+    time.sleep(1)
+"""
+
+
+def is_held(path: Path) -> bool:
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
+@pytest.mark.parametrize("program", [HEADLESS, COMETS], ids=["without its first thread", "ever new ones"])
+def test_what_a_look_at_the_processes_does_not_show_ends_with_the_run_too(
+    program: str, tmp_path: Path
+) -> None:
+    held = tmp_path / "held"
+    run = detach(["python3", "-S", script(tmp_path, HOLD + program), str(held)], world=1)
+    wait_for(lambda: lines(events(run), 0), "what it leaves in the background")
+    assert wait_until_final(run)["state"] == "succeeded"
+    assert not is_held(held)
+    assert events(run)[-1]["left"] == []
+
+
+def test_a_stop_finds_what_goes_on_without_its_first_thread(tmp_path: Path) -> None:
+    held = tmp_path / "held"
+    run = detach(["python3", "-S", script(tmp_path, HOLD + HEADLESS), str(held), "stay"], world=1)
+    wait_for(lambda: lines(events(run), 0), "what it leaves in the background")
+    about = state(run)
+    for who in ("warden", "hostd"):
+        os.kill(about[who]["pid"], signal.SIGSTOP)
+    for who in ("warden", "hostd"):
+        os.kill(about[who]["pid"], signal.SIGKILL)
+    ringctl("stop", run)
+    wait_for(lambda: not is_held(held), "its end", seconds=5)
+
+
 def test_a_run_whose_supervisors_all_died_is_lost_until_it_is_stopped() -> None:
     run = detach(["sh", "-c", "setsid sleep 600 & echo $!; wait"], world=1)
     orphan = int(wait_for(lambda: lines(events(run), 0), "the grandchild")[0])
