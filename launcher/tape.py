@@ -42,7 +42,7 @@ FOLDED_S = 2.0  # how often the folded state is written down
 SPARK = 40  # losses in a list
 CHECKPOINT_PAGES = 4000
 LOOK_BYTES = 32 << 20  # of log that one question looks through
-MOST_BYTES = 1 << 20  # of events that it brings, as they are written down; one that is longer comes alone
+MOST_BYTES = 1 << 20  # of events that it brings, as they are written down; the last of them may be longer
 MOST_POINTS = 20_000  # of curves that it brings, of all ranks together
 LAST_EVENTS = 100_000  # that may tell why a run failed
 EARLIER_CHUNK = 500  # what a chunk counts for among the earlier ones
@@ -89,9 +89,8 @@ def plain(data: Mapping[str, Any]) -> dict[str, Any]:
     return known | {key: number(data[key]) for key in CURVES if key in data}
 
 
-def encoded(event: Event) -> bytes:
+def encoded(e: Event) -> bytes:
     """A JSON line. What is looked for first comes first."""
-    e = event
     return encode([e.kind, e.host, e.rank, e.attempt, e.time, e.data]).encode() + b"\n"
 
 

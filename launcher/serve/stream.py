@@ -34,7 +34,6 @@ MOST_GONE = 1000  # forgotten runs that a reader is told of who was held up mean
 ENOUGH_EVENTS = 4000  # for one block
 MOST_BLOCK = 2 << 20  # bytes of one that is encoded as it comes
 MOST_KEPT = 8 << 20  # bytes of blocks kept for other readers
-FIRST_ROWS = 50
 OVER = ("succeeded", "failed", "stopped", "lost", "cancelled")
 STAYS = ("plan", "preflight", "links")  # what is large, and the same until the next attempt
 HEARTBEAT = b": still here\n\n"

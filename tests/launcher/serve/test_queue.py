@@ -554,8 +554,10 @@ def test_a_queue_outlives_a_start_with_too_few_slots() -> None:
         run = service.submit("true", world=2, at=time.time() + 2, prefork=False)
         service.kill()
         small = Service(slots=1).start()
-        wait_for(lambda: small.row(run)["waiting"] == "needs 2 slots; the hosts have 1", "the reason")
-        small.stop()
+        try:
+            wait_for(lambda: small.row(run)["waiting"] == "needs 2 slots; the hosts have 1", "the reason")
+        finally:
+            small.stop()
         Service(slots=2)  # its inventory, as it was
         service.start()
         service.wait_for_state(run, "succeeded")
