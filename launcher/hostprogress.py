@@ -24,8 +24,9 @@ USUAL_STEPS = 10
 UNTOLD_TIMES = 6  # ranks that tell no steps may stand still this much longer when another host is silent
 STACK_S = 0.5  # a rank writes its stack within this
 MOST_FRAMES = 40
-THREAD = re.compile(r"^(Current thread|Thread|Stack) ?\S* ?.*\(most recent call first\):$")
-STACK_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+THREADS = ("Current thread", "Thread", "Stack")  # a dump of each begins with one of these
+THREAD_END = "(most recent call first):"
+STACK_FRAME = re.compile(r'^  File "(.*)", line ([0-9]{1,9}) in (.*)$')
 
 
 class Progress:
@@ -72,12 +73,13 @@ class Progress:
 
 
 def main_stack(dump: str) -> list[tuple[str, int, str]]:
-    """(file, line, function) of the main thread in a dump of faulthandler's, innermost first."""
+    """(file, line, function) of the main thread in a dump of faulthandler's, innermost first. A rank may have
+    written anything there: what is no dump has no frames."""
     threads: list[tuple[bool, list[tuple[str, int, str]]]] = []
     for line in dump.splitlines():
-        thread, frame = THREAD.match(line), STACK_FRAME.match(line)
-        if thread:
-            threads.append((thread.group(1) != "Thread", []))
+        frame = STACK_FRAME.match(line)
+        if line.startswith(THREADS) and line.endswith(THREAD_END):
+            threads.append((not line.startswith("Thread"), []))
         elif frame and threads:
             threads[-1][1].append((frame.group(1), int(frame.group(2)), frame.group(3)))
     # The kernel gives a signal to the main thread, so that is the current one; else it is the oldest.

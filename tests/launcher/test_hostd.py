@@ -429,6 +429,40 @@ def test_whatever_ranks_put_in_place_of_their_files_their_supervisor_goes_on(tmp
     assert theirs.read_text() == "kept"
 
 
+ODD_STACKS = [
+    '"Stack (most recent call first):\\n" + \'  File "a.py", line \' + "9" * 5000 + " in f\\n"',
+    '"Thread" + "x" * 300_000',
+]
+
+
+@pytest.mark.parametrize("written", ODD_STACKS, ids=["a long number", "a long line"])
+def test_whatever_a_rank_writes_for_its_stack_its_supervisor_goes_on(written: str, tmp_path: Path) -> None:
+    program = script(
+        tmp_path,
+        f"""
+        import os, signal, time
+
+        def write(*_):
+            with open(path, "w") as file:
+                file.write({written})
+
+        path = os.environ["RINGCTL_METRICS"] + ".stacks"
+        open(path, "w").close()
+        signal.signal(signal.SIGRTMIN + 9, write)
+        print("ready", flush=True)
+        time.sleep(600)
+        """,
+    )
+    run = detach(["python3", program], world=1, options=["--no-prefork"])
+    wait_for(lambda: lines(events(run), 0), "the rank")
+    os.kill(state(run)["hostd"]["pid"], signal.SIGUSR1)
+    wait_for(lambda: any(event["kind"] == "stack" for event in events(run)), "a look at it")
+    began = state(run)["updated"]
+    wait_for(lambda: state(run)["updated"] > began, "that it goes on")
+    assert state(run)["state"] == "running"
+    ringctl("stop", run, "--grace", "0")
+
+
 def test_three_hundred_ranks_are_not_too_many_and_the_first_is_heard_before_the_last_starts() -> None:
     events = launch(["sh", "-c", "echo $RANK"], world=300)
     said = [event["rank"] for event in events if event["kind"] in ("line", "rank_started")]
