@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 LONGEST_LINE = 32 << 20  # a line without an end is passed on in pieces of this size
 PLAIN = bytes(range(0x20, 0x7F))
+LONGEST_RECORD = 64 << 10  # bytes of a metrics record; longer ones are left out,
+MOST_DEEP = 8  # and such as hold lists or objects in each other to more levels than this
+MOST_KEPT = 200  # names whose last values are kept of a rank, in its state and in every answer about it,
+LONGEST_KEPT = 200  # as long as neither the name nor the value is longer
 EVENT_KEYS = ("kind", "time", "run", "attempt", "host", "rank")  # a metrics record cannot set these
 
 
@@ -100,7 +104,8 @@ class MetricsTail:
             return 0
 
     def read(self) -> list[dict[str, Any]]:
-        """The records added since the last call; what is not a JSON object is left out."""
+        """The records added since the last call; what is not a JSON object, or too much of one, is left
+        out."""
         try:
             data = read_plain(self.path, self.offset)
         except OSError:
@@ -112,7 +117,7 @@ class MetricsTail:
         records = []
         for line in whole.splitlines():
             try:
-                record = plain(json.loads(line))
+                record = plain(json.loads(line)) if len(line) <= LONGEST_RECORD else None
             except (ValueError, RecursionError):
                 continue
             if isinstance(record, dict):
@@ -120,10 +125,21 @@ class MetricsTail:
         return records
 
 
-def plain(value: Any) -> Any:
-    """Without NaN and infinities, which JSON does not have: they become "nan", "inf", "-inf"."""
+def plain(value: Any, levels: int = MOST_DEEP) -> Any:
+    """Without NaN and infinities, which JSON does not have: they become "nan", "inf", "-inf". A ValueError if
+    there are more levels than so many."""
+    if isinstance(value, (dict, list)) and not levels:
+        raise ValueError("too many levels")
     if isinstance(value, dict):
-        return {key: plain(part) for key, part in value.items()}
+        return {key: plain(part, levels - 1) for key, part in value.items()}
     if isinstance(value, list):
-        return [plain(part) for part in value]
+        return [plain(part, levels - 1) for part in value]
     return str(value) if isinstance(value, float) and not -1e308 <= value <= 1e308 else value
+
+
+def keep_last(last: dict[str, Any], record: dict[str, Any]) -> None:
+    """Take the record's values into what was last told, of which there is never more than fits a state."""
+    for name, value in record.items():
+        short = isinstance(value, (int, float, str)) and max(len(name), len(str(value))) <= LONGEST_KEPT
+        if short and (name in last or len(last) < MOST_KEPT):
+            last[name] = value

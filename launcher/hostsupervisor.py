@@ -13,6 +13,7 @@ from launcher.hostanswer import Refused
 from launcher.hostdisk import NO_ROOM, READ_BYTES, remove_file, replace_file, room_file
 from launcher.hostending import SETTLE_S, STOP_SETTLE_S, TICK_S, Ending
 from launcher.hostevents import EventLog, log_exit
+from launcher.hostoutput import keep_last
 from launcher.hostproc import (
     exit_code,
     identity,
@@ -220,7 +221,7 @@ class Supervisor:
         """Pass on new records; False if there was nothing new in the file."""
         before = rank.metrics.offset
         for record in rank.metrics.read():
-            rank.last.update({k: v for k, v in record.items() if isinstance(v, (int, float, str, bool))})
+            keep_last(rank.last, record)
             rank.seen = time.time()
             if rank.progress.stepped(record):
                 self.stacks.looks = 0
