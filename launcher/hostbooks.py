@@ -7,7 +7,15 @@ import json
 import os
 import time
 
-from launcher.hostdisk import read_json, remove_file, remove_leftovers, replace_file, room_file
+from launcher.hostdisk import (
+    NotPlain,
+    open_plain,
+    read_json,
+    remove_file,
+    remove_leftovers,
+    replace_file,
+    room_file,
+)
 from launcher.hostevents import EventLog, log_exit, segment_name, segments
 from launcher.hostproc import alive
 from launcher.hostruns import FINAL
@@ -56,7 +64,11 @@ def final_ranks(folder: str, attempt: int) -> dict[int | None, dict[str, Any]]:
     for number, segment in segments(folder):
         if number != attempt:
             continue
-        with open(os.path.join(folder, segment_name(attempt, segment)), "rb") as f:
+        try:
+            fd = open_plain(os.path.join(folder, segment_name(attempt, segment)))
+        except NotPlain:
+            continue
+        with os.fdopen(fd, "rb") as f:
             for line in f:
                 if line.startswith(FINAL_EVENTS) and line.endswith(b"\n"):
                     event = json.loads(line)

@@ -85,6 +85,10 @@ def write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
+class NotPlain(OSError):
+    """What is there is no plain file."""
+
+
 def open_plain(path: str, flags: int = os.O_RDONLY) -> int:
     """A file where ranks may have put anything under its name: what is no plain file, such as a FIFO, which
     it would wait at, is an OSError."""
@@ -92,7 +96,7 @@ def open_plain(path: str, flags: int = os.O_RDONLY) -> int:
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd
     os.close(fd)
-    raise OSError(errno.EINVAL, "it is no plain file", path)
+    raise NotPlain(errno.EINVAL, "it is no plain file", path)
 
 
 def read_plain(path: str, offset: int = 0) -> bytes:
@@ -107,8 +111,8 @@ def read_plain(path: str, offset: int = 0) -> bytes:
 def read_json(path: str) -> dict[str, Any] | None:
     """The file's object, or None if there is none to be read."""
     try:
-        with open(path, "rb") as f:
+        with os.fdopen(open_plain(path), "rb") as f:
             value = json.loads(f.read())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, NotPlain, ValueError, RecursionError):
         return None  # ValueError: cut short when the machine lost power
     return value if isinstance(value, dict) else None

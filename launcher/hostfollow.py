@@ -6,7 +6,7 @@ import os
 import time
 
 from launcher.hostanswer import Refused, note
-from launcher.hostdisk import READ_BYTES, read_json, write_all
+from launcher.hostdisk import READ_BYTES, NotPlain, open_plain, read_json, write_all
 from launcher.hostevents import segment_name, segments
 from launcher.hostruns import FINAL, read_state, run_folder
 
@@ -83,8 +83,8 @@ def begun_attempt(folder: str, there: list[int]) -> int:
 def send_lines(path: str, offset: int) -> int:
     """Send whole lines from `offset` on; how many bytes that were."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+        fd = open_plain(path)
+    except (FileNotFoundError, NotPlain):
         return 0
     try:
         size, data = READ_BYTES, b""

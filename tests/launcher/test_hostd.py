@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from launcher import kit
+from launcher.hostoutput import MetricsTail
 from tests.launcher.ringctl import (
     detach,
     events,
@@ -629,6 +630,56 @@ def test_metrics_a_rank_writes_become_events_and_status(tmp_path: Path) -> None:
     metrics = [e for e in events(run) if e["kind"] == "metric" and e["rank"] == 1]
     assert [(e["step"], e["loss"]) for e in metrics] == [(1, 0.5), (2, 0.5), (3, "nan")]
     assert json.loads(ringctl("status", run, "--json").stdout)["ranks"][1]["step"] == 3
+
+
+def test_what_is_kept_of_a_ranks_metrics_does_not_grow_without_end(tmp_path: Path) -> None:
+    program = script(
+        tmp_path,
+        """
+        import json, os
+        with open(os.environ["RINGCTL_METRICS"], "a") as f:
+            for i in range(0, 4000, 100):
+                f.write(json.dumps({f"name {n}": n for n in range(i, i + 100)}) + "\\n")
+            f.write(json.dumps({"x" * 1000: 1, "name 1": "x" * 1000, "name 2": "new"}) + "\\n")
+        """,
+    )
+    run = detach(["python3", "-S", program], world=1)
+    kept = wait_until_final(run)["ranks"][0]["metric"]
+    assert kept == {f"name {n}": n for n in range(200)} | {"name 2": "new"}
+    told = [event for event in events(run) if event["kind"] == "metric"]
+    assert len(told) == 41
+    assert "name 3999" in told[-2]
+
+
+def test_a_metrics_record_that_is_too_long_or_too_deep_is_left_out(tmp_path: Path) -> None:
+    def nested(levels: int) -> str:
+        return '{"step": 1, "x": ' + "[" * (levels - 1) + "1" + "]" * (levels - 1) + "}"
+
+    path = tmp_path / "metrics"
+    longest = '{"x": "' + "x" * ((64 << 10) - 9) + '"}'
+    path.write_text("\n".join([nested(8), nested(9), nested(490), longest, longest + " ", '{"step": 2}', ""]))
+    found = MetricsTail(str(path)).read()
+    assert [(record.get("step"), len(json.dumps(record))) for record in found] == [
+        (1, len(nested(8))),
+        (None, 64 << 10),
+        (2, 11),
+    ]
+
+
+@pytest.mark.parametrize("name", ["stop.json", "plan.json", "events-1-000002.jsonl"])
+def test_a_run_ends_though_a_rank_has_put_something_else_in_place_of_a_file(name: str) -> None:
+    place = f"$RINGCTL_HOME/runs/$RINGCTL_RUN/{name}"
+    run = detach(["sh", "-c", f"rm -f {place}; mkfifo {place}; echo ready; sleep 600"], world=1)
+    wait_for(lambda: lines(first_events(run), 0), "the rank")
+    ringctl("stop", run, "--grace", "0")
+    assert state(run)["state"] == "stopped"
+    assert "ready" in ringctl("logs", run).stdout
+
+
+def first_events(run: str) -> list[Any]:
+    """Those of the first segment, which is a plain file."""
+    text = (run_folder(run) / "events-1-000001.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
 
 
 def test_what_somebody_has_stopped_stays_stopped_when_a_later_number_was_used_up_elsewhere() -> None:
