@@ -56,7 +56,7 @@ class Lease:
         self.host, self.leader = host, str(about["leader"])
         self.place = (str(about["address"]), int(about["port"]))
         self.seconds = float(about["seconds"])
-        self.over: dict[str, Any] | None = None  # how the run ended elsewhere: {"state", "reason"}
+        self.over: dict[str, Any] | None = None  # how the run ended, if not well: {"state", "reason"}
         self._secret = bytes.fromhex(str(about["secret"]))
         self._socket: socket.socket | None = None
         self._heard: dict[str, float] = {}  # when each was last heard of who ever was, and has not ended
@@ -123,7 +123,10 @@ class Lease:
 
     def _take(self, message: dict[str, Any], address: Any, now: float) -> None:
         sender, number = str(message["host"]), int(message["number"])
-        if sender == self.host or number <= self._newest.get(sender, -1):
+        known = (
+            sender != self.host if self.leads else sender == self.leader
+        )  # nobody else is to be heard here
+        if not known or number <= self._newest.get(sender, -1):
             return
         self._newest[sender] = number
         self._heard[sender] = now

@@ -197,6 +197,21 @@ def test_what_was_heard_before_does_not_count_again(port: int) -> None:
         assert one.silent(11.0) == {"s2": 11.0}
 
 
+@pytest.mark.parametrize(
+    "words", [{"kind": "here"}, {"kind": "bye", "state": "failed", "reason": "it is old"}]
+)
+def test_what_was_said_to_the_leader_is_nothing_to_another(port: int, words: dict[str, str]) -> None:
+    one, two = Lease(about(port), "s1"), Lease(about(port), "s2")
+    with opened(one, two):
+        meet(one, two, now=0.0)
+        assert one._socket is not None
+        recorded = sign(bytes.fromhex(SECRET), {**words, "host": "s3", "number": 7})
+        one._socket.sendto(recorded, one._addresses["s2"])
+        hear(two, 1.0)
+        assert two.over is None
+        assert two.silent(12.0) == {"s1": 12.0}
+
+
 @pytest.mark.parametrize("data", [b"", b"x" * 31, b"x" * 32, b"x" * 1400, b"\0" * 64])
 def test_whatever_comes_from_elsewhere_is_nothing(data: bytes) -> None:
     assert verified(bytes.fromhex(SECRET), data) is None
