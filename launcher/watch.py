@@ -175,7 +175,7 @@ class Ender:
         self.end_at: float | None = None  # the other hosts' ranks may fail by themselves until then
         self.stops: list[Stop] = []
         self.patience = Patience()
-        self.in_vain = False  # somebody has seen that the hosts had answered, and does not want to wait
+        self.in_vain = False  # somebody has asked again although the hosts had answered: not to wait any more
 
     def look(self, state: RunState, lost: Mapping[str, str], away: Mapping[str, str]) -> None:
         """Called several times a second."""

@@ -13,7 +13,7 @@ import pytest
 
 from launcher import rests, watch
 from launcher.model import Event, RankState, RunState
-from tests.launcher.test_hostile_hosts import CURSOR, END, EXITED, MARK, Notes, liar
+from tests.launcher.test_hostile_hosts import CURSOR, END, EXITED, MARK, Notes, liar, telling, two
 from tests.launcher.test_rests import LINES, TOLD, rest_of, texts
 
 MISSING = "liar: the rest of the log of attempt 1 is missing here"
@@ -152,6 +152,21 @@ def test_what_is_left_of_a_log_when_the_next_attempt_comes_is_read_beside_it(
     assert outcome.heard_to["liar"].taken == 1 + len(screen.lines)
     assert outcome.since == {}  # it can be heard: the next attempt is on it, too
     assert MISSING not in screen.notes  # who reads on says so if need be
+
+
+def test_a_next_attempt_does_not_wait_for_a_log_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "SETTLE_S", 0.1)
+    monkeypatch.setattr(watch, "FAILED_GRACE_S", 0.1)
+    failed = {**EXITED, "rank": 1, "state": "failed", "exit_code": 3}
+    agents = two(telling(CURSOR, failed, {**END, "state": "failed"}), asked_to_stop(number(ENDLESS, 0.05)))
+    ranks = {0: RankState(0, "liar"), 1: RankState(1, "good")}
+    state, screen = RunState("r1", "", 1, 2, "starting", ranks), Shown()
+    began = time.monotonic()
+    outcome = watch.watch(state, agents, screen, watch.Interrupts(), again=True)
+    assert time.monotonic() < began + 60
+    assert outcome.heard_to.keys() == {"liar"}
+    assert outcome.cause is not None
+    assert outcome.cause.text.startswith("rank 1 on good exited with code 3")
 
 
 def test_a_rest_that_takes_long_to_be_shown_is_shown_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
