@@ -19,6 +19,8 @@ import pytest
 
 from launcher import history, showlogs, watch
 from launcher.agent import Agent
+from launcher.cli_remote_logs import checked, event_of
+from launcher.client import Client, Nonsense
 from launcher.errors import HostError, RingctlError
 from launcher.follow import follow
 from launcher.model import Event, Host, HostPlan, Inventory, Plan, RankSpec, RankState, RunState
@@ -278,6 +280,13 @@ STACK = {"kind": "stack", "time": 1e9, "rank": 0, "state": "S", "busy": False}
 def test_a_host_whose_events_are_none_is_told_of_in_a_sentence(lie: dict[str, Any]) -> None:
     with pytest.raises(RingctlError, match=r"^liar: its events cannot be read: (Type|Value)Error"):
         list(follow({"liar": liar(telling(CURSOR, lie, END))}, "r1", live=True))
+
+
+@pytest.mark.parametrize("lie", [{"time": 10**400}, {"kind": "stack", "frames": 5}, {"text": []}])
+def test_a_service_that_tells_of_events_that_are_none_is_named(lie: dict[str, Any]) -> None:
+    head = {"run": "r1", "attempt": 1, "host": "h"}
+    with pytest.raises(Nonsense, match="events that are none"):
+        checked(Client("http://127.0.0.1:9", "token"), [event_of({**LINE, **head, **lie})])
 
 
 def test_a_metric_that_is_nested_too_deep_is_left_out_and_the_run_goes_on() -> None:
