@@ -34,7 +34,7 @@ export class LogView {
     this.build(ranks);
     this.pace = PACE_MS;
     this.paint = paced(() => this.render(), () => this.pace);
-    this.watcher = new ResizeObserver(() => { this.height = this.box.clientHeight; this.paint(); });
+    this.watcher = new ResizeObserver(() => { this.height = this.box.clientHeight; this.render(); }); // before anybody sees it as it was
     this.watcher.observe(this.box);
     this.load(this.chosen);
   }
