@@ -174,7 +174,7 @@ def test_a_rest_that_takes_long_to_be_shown_is_shown_to_its_end(monkeypatch: pyt
     monkeypatch.setattr(rests, "QUIET_S", 2.0)
     monkeypatch.setattr(rests, "LONGEST_S", 2.0)
     lines = "; sleep 0.3; ".join(f"echo '{compact(line)}'" for line in LINES)
-    script = f"cat >/dev/null; echo {MARK}; echo '{compact(CURSOR)}'; {lines}; echo '{compact(END)}'"
+    script = f"echo {MARK}; echo '{compact(CURSOR)}'; {lines}; echo '{compact(END)}'"
     with rest_of(script, monkeypatch) as (found, agents):
         seen = list[str]()
         for events in found.last(agents):

@@ -575,7 +575,7 @@ def waits_again(service: Service, **more: Any) -> str:
 
 def test_a_service_that_is_killed_between_two_attempts_tells_nobody_that_the_run_is_over() -> None:
     with serving() as service:
-        run = waits_again(service, restart_delay=15)
+        run = waits_again(service, restart_delay=10)
         service.kill()
         service.start()
         [host] = service.client().get("/api/hosts")["hosts"]
