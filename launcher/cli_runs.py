@@ -301,6 +301,8 @@ def watcher(run: str) -> int:
 
     screen = render.NoteScreen()
     with watching.watched(run) as book:
+        if book is None:
+            return 0
         record = history.read(run)
         if record is None:
             watching.forget(run)

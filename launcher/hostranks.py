@@ -15,7 +15,7 @@ from launcher.hostoutput import LineSplitter, MetricsTail
 from launcher.hostprefork import become_rank_process
 from launcher.hostproc import alive, exit_code, signal_name
 from launcher.hostprogress import Progress
-from launcher.hostruns import FINAL, home_folder, read_state, run_folder, runs_here
+from launcher.hostruns import FINAL, home_folder, run_folder, runs_here, state_to_tell
 from launcher.hoststop import GONE_S, terminate
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
@@ -167,8 +167,10 @@ def is_bound(held: socket.socket, port: int) -> bool:
 def holder(port: int, but: str) -> dict[str, Any] | None:
     """The state of another run of ours whose supervisor is here and has this master port."""
     for run in runs_here():
-        plan, state = read_json(os.path.join(run_folder(run), "plan.json")), read_state(run)
-        if run != but and plan and plan.get("listens") == port and state and alive(state["hostd"]):
+        plan, state = read_json(os.path.join(run_folder(run), "plan.json")), state_to_tell(run)
+        if run == but or not plan or plan.get("listens") != port:
+            continue
+        if state and "hostd" in state and alive(state["hostd"]):  # else perhaps a newer ringctl's
             return state
     return None
 

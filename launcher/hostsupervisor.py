@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from launcher.hostoutput import LineSplitter
 
 HEARTBEAT_S = 1.0  # state.json is written at least this often
+MOST_METRICS = 64 << 20  # bytes of a rank's metrics that are still read when it has ended: the last ones
 HELD_BYTES = 8 << 20  # events that wait for room on a full disk; ranks that say more meanwhile are ended
 
 
@@ -272,6 +273,7 @@ class Supervisor:
             if wait_readable(fd, 0) and self.read_output(fd) and wait_readable(fd, 0):
                 self.read_output(fd)
         end = rank.metrics.size()  # whoever goes on writing there does not keep the rank from ending
+        rank.metrics.offset = max(rank.metrics.offset, end - MOST_METRICS)
         while rank.metrics.offset < end and self.read_metrics(rank):
             pass  # a piece at a time
         if status and self.ending.was_stopped():

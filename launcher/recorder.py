@@ -296,5 +296,6 @@ def due(*, gaps: bool = True) -> list[str]:
     now = time.time()
     values = {"lately": now - LATELY_S, "gaps": gaps, "gap": now - GAP_S, "with_a_gap": tape.WITH_A_GAP}
     found: list[sqlite3.Row] = history.ask(lambda db: db.execute(words, values).fetchall(), [])
-    again = [run for run in watching.to_be_watched() if history.state_of(run) in ("failed", "lost")]
+    about_to = [run for run in watching.to_be_watched() if watching.is_watched(run)]
+    again = [run for run in about_to if history.state_of(run) in ("failed", "lost")]
     return sorted({*again, *(row["run"] for row in found)})

@@ -476,7 +476,7 @@ def page_down(run: str, chunks: Chunks, look: Wanted, top: int, limit: int) -> P
 
 def page_up(run: str, chunks: Chunks, look: Wanted, after: int, limit: int) -> Page:
     found: list[Line] = []
-    seen, size, end = 0, 0, after
+    seen, size, end, newest = 0, 0, after, last(run)  # asked first: what comes meanwhile may not be looked at
     for first, rows in chunks:
         for id_ in range(max(first, after + 1), first + len(rows)):
             line = look.line(id_, rows[id_ - first], run)
@@ -488,7 +488,7 @@ def page_up(run: str, chunks: Chunks, look: Wanted, after: int, limit: int) -> P
         end, seen = first + len(rows) - 1, seen + sum(map(len, rows))
         if seen > LOOK_BYTES:
             return Page(found, after + 1, end, more=True)
-    return Page(found, after + 1, max(end, last(run)), more=False)
+    return Page(found, after + 1, max(end, newest), more=False)
 
 
 # --- Metrics -------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -121,10 +121,13 @@ class Book:
 
 
 @contextlib.contextmanager
-def watched(run: str) -> Iterator[Book]:
+def watched(run: str) -> Iterator[Book | None]:
     """Watch the run in a process apart: nobody else does meanwhile. When this ends well nobody need watch it
-    any more."""
+    any more. None if that is so already: somebody else was asked to as well, and has seen it through."""
     with alone(run):
+        if read(run) is None:
+            yield None
+            return
         yield take(run, here=False)
         forget(run)
 
@@ -353,8 +356,6 @@ def unwatched() -> list[str]:
 def spawn(run: str) -> int:
     """Have a process of its own watch the run, in a session of its own; its pid, once it does."""
     history.make_folder(folder())
-    if read(run) is None:
-        write(begin(run))
     with open(folder() / f"{run}.log", "ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-c", WATCHER, "--no-input", "watcher", run],
@@ -376,10 +377,13 @@ def spawn(run: str) -> int:
     raise RingctlError(f"run {run} has nobody who watches it; see {folder() / f'{run}.log'}")
 
 
-def pick_up(command: str | None) -> list[str]:
-    """Have somebody watch the runs that lost their watcher; a sentence about each."""
+def pick_up(command: str | None, only: Container[str] | None = None) -> list[str]:
+    """Have somebody watch the runs that lost their watcher, or of these `only` some; a sentence about
+    each."""
     told = []
     for run in unwatched() if command not in NOT_NEEDED else []:
+        if read(run) is None or (only is not None and run not in only):
+            continue  # somebody else has seen it through meanwhile
         try:
             told.append(f"run {run} had lost its watcher; process {spawn(run)} watches it now")
         except (RingctlError, OSError) as error:

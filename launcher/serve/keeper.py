@@ -13,6 +13,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -42,6 +43,7 @@ TICK_S = 0.2
 LOOK_S = 1.0  # how often it looks for runs that others have started
 AGAIN_S = 5.0  # before a run that was cancelled is ended again, where a host was silent
 WATCHERS_S = 5.0  # how often it looks for runs that have lost their watcher
+MOST_WATCHERS = 3  # in a row, for a run whose watchers end at once: they say why
 GAPS_S = 60.0  # how often it asks hosts for what they could not tell
 HOSTS_S = 3.0  # how often hosts are asked
 FRESH_S = 1.0  # what a host said is believed for so long when slots are given away
@@ -91,6 +93,7 @@ class Keeper:
         self._gaps_at = 0.0  # when to ask again for what hosts that were away have
         self._watchers_at = 0.0  # when to look again for runs that have lost their watcher
         self._unwatched: set[str] = set()  # those that had none the last time
+        self._replaced: Counter[str] = Counter()  # how often each of these got a new one in a row
         self._pool = Pool(no_input=True)
         self._asking = {host.name: threading.Lock() for host in inventory.hosts}
         self._hearing = threading.Lock()
@@ -155,11 +158,15 @@ class Keeper:
         """Whoever is without one twice in a row gets a new one, beside the loop: a launch lets go of its run
         before the watcher that it begins has it."""
         before, self._unwatched = self._unwatched, set(watching.unwatched())
-        if before & self._unwatched:
-            threading.Thread(target=self._replace_watchers, name="watchers", daemon=True).start()
+        self._replaced = Counter({run: self._replaced[run] for run in self._unwatched})
+        lost = [run for run in before & self._unwatched if self._replaced[run] < MOST_WATCHERS]
+        self._replaced.update(lost)
+        if lost:
+            args = (sorted(lost),)
+            threading.Thread(target=self._replace_watchers, args=args, daemon=True).start()
 
-    def _replace_watchers(self) -> None:
-        for words in watching.pick_up(None):
+    def _replace_watchers(self, lost: list[str]) -> None:
+        for words in watching.pick_up(None, lost):
             log.warning("%s", words)
 
     # --- launches ---

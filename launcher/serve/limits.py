@@ -189,6 +189,7 @@ class PatientProtocol(H11Protocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._stop_waiting()
+        self.silent_since = self.loop.time()
         self._timer = self.loop.call_later(SEND_S, self.transport.abort)
 
     def resume_writing(self) -> None:

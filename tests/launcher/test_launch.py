@@ -426,3 +426,9 @@ def test_what_was_planned_is_what_is_started() -> None:
     record = history.read(run)
     assert record is not None
     assert told["ranks"] == json.loads(json.dumps(to_json(record.plan)))["hosts"][0]["ranks"]
+
+
+def test_a_huge_file_of_metrics_keeps_no_other_rank_waiting() -> None:
+    text = "import os; open(os.environ['RINGCTL_METRICS'], 'a').truncate(1 << 42)"
+    events = launch(["python", "-S", "-c", f"{text}; print('done')"], world=2)
+    assert lines(events, 0) == lines(events, 1) == ["done"]

@@ -668,3 +668,12 @@ def test_a_run_can_be_stopped_when_the_disk_here_has_become_read_only(
         monkeypatch.setattr(os, "open", read_only)
         assert watching.is_watched("r")
     assert not watching.is_watched("r")
+
+
+def test_a_watcher_that_comes_late_begins_nothing_anew() -> None:
+    """Two commands at once may have asked for one, and the first has seen the run through."""
+    run, watcher = detached("--max-restarts", "1", *SOON, *script("exit $((attempt + 2))"))
+    wait_for(lambda: not is_alive(watcher), "the end of it all")
+    assert watching.read(run) is None
+    ringctl("--no-input", "watcher", run)
+    assert (state(run)["attempt"], watching.read(run)) == (2, None)

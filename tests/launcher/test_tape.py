@@ -348,3 +348,19 @@ def test_the_last_words_of_an_attempt_hold_older_errors_too(
     assert words[0].data["text"] == "Traceback"
     assert 50 <= len(words) < 200
     assert tape.last_words(RUN, 2) == []
+
+
+def test_what_comes_while_a_page_is_read_is_not_passed_over(
+    book: tape.Tape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(book, [line(number) for number in range(3)])
+    newest, come = tape.last, iter([[line(3)]])
+
+    def last(run: str) -> int:
+        record(book, next(come, []))
+        return newest(run)
+
+    monkeypatch.setattr(tape, "last", last)
+    page = tape.lines(RUN, after=0)
+    after = tape.lines(RUN, after=page.last)
+    assert texts(page) + texts(after) == [f"line {number}" for number in range(4)]

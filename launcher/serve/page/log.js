@@ -15,6 +15,7 @@ const MOST_PENDING = 30000;
 const PACE_MS = 60;
 const RUSH_MS = 200; // where nothing of what was drawn is in sight any more: nobody can read it sooner
 const TYPING_MS = 250;
+const AGAIN_MS = 5000; // after lines could not be had
 const COLOURS = 8;
 const WHO = 11; // characters, as the style sheet has it
 const LONGEST = 4000; // characters of a line in the list; all of it when it is chosen
@@ -29,7 +30,9 @@ export class LogView {
     this.chosen = Number(query.line) || 0;
     this.loading = false;
     this.passed = 0; // lines that came too fast to be shown
-    this.drawn = 0; // how many rows there were when it was last drawn
+    this.drawn = 0; // how many rows had ever come when it was last drawn
+    this.stretched = 0; // and how many it had then
+    this.again = 0; // before this, lines that could not be had are not asked for again
     this.height = 0; // of the box
     this.build(ranks);
     this.pace = PACE_MS;
@@ -83,6 +86,7 @@ export class LogView {
     const mine = (this.asked = {});
     this.loading = true;
     this.rows.clear();
+    this.pending = []; // gathered under other filters, perhaps
     this.paint();
     try {
       const path = runPath(this.run, "/log");
@@ -116,6 +120,7 @@ export class LogView {
   /** Lines as the stream sends them. */
   take(lines) {
     const wanted = lines.filter((line) => passes(line, this.filters));
+    if (!this.follows && this.rows.isFull) this.rows.newer = true; // what somebody reads is not taken away
     if (this.loading || this.rows.newer) {
       this.pending.push(...wanted);
       if (this.pending.length > MOST_PENDING) this.pending.splice(0, this.pending.length - MOST_PENDING);
@@ -135,7 +140,7 @@ export class LogView {
   }
 
   async more(older) {
-    if (this.loading) return;
+    if (this.loading || performance.now() < this.again) return;
     const mine = this.asked;
     this.loading = true;
     try {
@@ -152,12 +157,15 @@ export class LogView {
         this.rows.append(answer.lines);
         this.rows.last = Math.max(this.rows.last, answer.last || 0);
         this.rows.newer = answer.more;
-        if (!answer.more) this.ready();
       }
     } catch (error) {
+      this.again = performance.now() + AGAIN_MS;
       announce(error.message, { bad: true, fix: error.fix });
     } finally {
-      if (this.asked === mine) this.loading = false;
+      if (this.asked === mine) {
+        this.loading = false;
+        if (!this.rows.newer) this.ready(); // with what was said meanwhile
+      }
       this.paint();
     }
   }
@@ -177,7 +185,7 @@ export class LogView {
   }
 
   scrolled() {
-    const { scrollTop } = this.box, atEnd = scrollTop >= this.lowest - ROW;
+    const { scrollTop, clientHeight } = this.box, atEnd = scrollTop >= this.stretched * ROW - clientHeight - ROW;
     if (scrollTop === this.before) return; // by ourselves
     if (this.follows && !atEnd && scrollTop < this.before) this.follow(false);
     else if (!this.follows && atEnd && !this.rows.newer && scrollTop > this.before) this.follow(true);
@@ -191,7 +199,8 @@ export class LogView {
   }
 
   stretch() {
-    this.spacer.style.height = `${this.rows.rows.length * ROW}px`;
+    this.stretched = this.rows.rows.length;
+    this.spacer.style.height = `${this.stretched * ROW}px`;
   }
 
   /** What it measures it asks for before it changes anything, or after all: a browser lays out anew for each answer. */

@@ -68,6 +68,10 @@ export class LogRows {
     return earlier.rows.length;
   }
 
+  get isFull() {
+    return this.rows.length >= MOST_ROWS;
+  }
+
   drop(count) {
     this.rows.splice(0, count);
     this.first = this.rows[0].line[LINE.id];

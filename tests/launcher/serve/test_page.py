@@ -102,6 +102,32 @@ const [series, key] = arguments;
 return import("/page/series.js").then(({ Measured }) => new Measured({ series }).means(key, true));
 """
 BOXES = 'return import("/page/views/hosts.js").then(({ boxes }) => boxes(...arguments));'
+OLDER_WHILE_NEW = """
+const line = (id) => [id, 0, 1, "a", 0, "out", `line ${id}`], asks = window.fetch;
+const soon = () => new Promise((go) => setTimeout(go, 10));
+const told = (first, last, more) => {
+  const lines = [line(first), line(last)];
+  return new Response(JSON.stringify({ lines, more, first, last }));
+};
+let come = null;  // whoever asks for older lines waits for this
+window.fetch = (where) => {
+  if (!where.includes("before=")) return Promise.resolve(told(3, 4, true));
+  return new Promise((go) => { come = () => go(told(1, 2, false)); });
+};
+return import("/page/log.js").then(async ({ LogView }) => {
+  const view = new LogView("r", [], {});
+  document.body.append(view.element);
+  while (!come) await soon();
+  view.take([line(5)]);
+  come();
+  while (view.loading) await soon();
+  view.take([line(6)]);
+  window.fetch = asks;
+  view.close();
+  view.element.remove();
+  return view.rows.rows.map((row) => row.line[0]);
+});
+"""
 ENDLESS = """
 return document.getAnimations().filter((one) => one.effect.getComputedTiming().iterations === Infinity)
   .map((one) => one.animationName)
@@ -415,6 +441,11 @@ def test_a_browser_that_is_too_slow_goes_on_with_the_newest_lines_and_says_what_
     service.wait_for_state(run, "stopped")
     scene.go(f"runs/{run}?tab=log&search={before - 5000:07}")
     browser.wait(lambda: said(browser) == [f"line {before - 5000:07}"], "a line that was left out")
+
+
+def test_lines_that_come_while_older_ones_are_fetched_are_not_lost(scene: Scene) -> None:
+    scene.go("runs")
+    assert scene.browser.script(OLDER_WHILE_NEW) == [1, 2, 3, 4, 5, 6]
 
 
 def test_nothing_moves_for_ever_while_a_run_goes_on(scene: Scene) -> None:
