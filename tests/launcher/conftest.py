@@ -35,7 +35,7 @@ def cluster(
     try:
         yield four_hosts
         hosts.mend(four_hosts)
-        assert eventually(lambda: not hosts.left_on(four_hosts), 10.0), hosts.left_on(four_hosts)
+        assert eventually(lambda: not hosts.left_on(four_hosts), 20.0), hosts.left_on(four_hosts)
     finally:
         hosts.reset(four_hosts)
 

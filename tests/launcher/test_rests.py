@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher import attempts, nextattempt, rests, watching
+from launcher import attempts, history, nextattempt, rests, watching
 from launcher.agent import Agent
 from launcher.ask import Asked
 from launcher.follow import first
@@ -123,6 +123,8 @@ def test_a_rest_that_never_comes_to_an_end_does_not_keep_the_next_attempt_from_b
     monkeypatch.setattr(attempts, "one_attempt", screen.one_attempt)
     monkeypatch.setattr(nextattempt.Next, "begin", lambda *_: (plan_on(2, "liar"), agents))
     asked = Asked(inventory, LaunchOptions("r1", "", ("true",), "/t", max_restarts=1), None)
+    history.make_folder(watching.folder())
+    watching.write(watching.begin("r1"))
     with watching.watched("r1") as book:
         rest = (plan_on(1, "liar"), agents, screen, Interrupts(), Pool(), book)
         seeing = threading.Thread(target=attempts.see_through, args=(asked, *rest), daemon=True)
