@@ -143,14 +143,18 @@ class Terminal:
         return bool(data)
 
 
+def agent_listens() -> bool:
+    return subprocess.run(["ssh-add", "-l"], capture_output=True, check=False).returncode != 2
+
+
 @contextlib.contextmanager
 def ssh_agent(*keys: Path) -> Iterator[None]:
     """A real agent that holds these keys."""
     socket = Path(os.environ["TMPDIR"]) / "agent"
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.DEVNULL)
     try:
-        wait_for(socket.exists, "the agent's socket")
         os.environ["SSH_AUTH_SOCK"] = str(socket)
+        wait_for(agent_listens, "the agent")  # its socket is there a moment before it listens
         for key in keys:
             subprocess.run(["ssh-add", "-q", str(key)], check=True, stderr=subprocess.DEVNULL)
         yield

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from launcher import watch
+from launcher.transport.connect import DEAD_S
 from tests.conftest import eventually
 from tests.launcher import hosts
 from tests.launcher.hosts import OURS, Hosts, inventory, sshd_option
@@ -33,8 +34,8 @@ class Launch:
     def said(self) -> str:
         return self.out.read_text() + self.err.read_text()
 
-    def wait_for(self, words: str) -> None:
-        wait_for(lambda: words in self.said(), f"the words {words!r}")
+    def wait_for(self, words: str, seconds: float = 30.0) -> None:
+        wait_for(lambda: words in self.said(), f"the words {words!r}", seconds)
 
     def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)
@@ -158,7 +159,7 @@ def test_a_host_that_did_not_answer_is_asked_once_more_though_we_slept_meanwhile
     launch.process.send_signal(signal.SIGSTOP)
     time.sleep(watch.RETRY_S + 1.0)
     launch.process.send_signal(signal.SIGCONT)
-    launch.wait_for("trying again")
+    launch.wait_for("trying again", DEAD_S + 30.0)
     cluster.heal("server2")
     assert "cannot be reached;" not in launch.ended(130)
     assert eventually(lambda: not hosts.left_on(cluster)), hosts.left_on(cluster)
