@@ -112,7 +112,7 @@ class Ending:
         from launcher.hostlease import Lease
 
         self.lease = Lease(self.plan["lease"], str(self.plan["host"]))
-        return self.lease.open()
+        return self.lease.open(time.monotonic())
 
     def hear(self) -> None:
         if self.lease is not None:

@@ -56,9 +56,11 @@ class Lease:
         self.host, self.leader = host, str(about["leader"])
         self.place = (str(about["address"]), int(about["port"]))
         self.seconds = float(about["seconds"])
+        self._others = int(about["others"])  # how many hosts besides the leader's
         self.over: dict[str, Any] | None = None  # how the run ended, if not well: {"state", "reason"}
         self._secret = bytes.fromhex(str(about["secret"]))
         self._socket: socket.socket | None = None
+        self._opened = 0.0
         self._heard: dict[str, float] = {}  # when each was last heard of who ever was, and has not ended
         self._newest: dict[str, int] = {}
         self._addresses: dict[str, Any] = {}  # of the others, on the leader
@@ -73,7 +75,7 @@ class Lease:
     def leads(self) -> bool:
         return self.host == self.leader
 
-    def open(self) -> int:
+    def open(self, now: float) -> int:
         """The descriptor to wait at; -1 if there can be no lease here, and the run goes on without."""
         import socket
 
@@ -88,7 +90,7 @@ class Lease:
             end.close()
             os.write(2, f"no lease on the run: {self.place}: {error.strerror}\n".encode())
             return -1
-        self._socket = end
+        self._socket, self._opened = end, now
         return end.fileno()
 
     def beat(self, now: float) -> None:
@@ -183,11 +185,14 @@ class Lease:
 
     def is_needed(self, now: float, since: float) -> bool:
         """Whether the lease is to be kept, though all has ended here `since` then. The leader does that for
-        those that go on, the others until the leader knows: each for one that is heard of, or for a lease."""
+        those that go on, the others until the leader knows: each for one that is heard of, or for a lease;
+        for those that were not heard of yet for a lease from the beginning, for they may only start now."""
+        early = self._socket is not None and now - self._opened <= self.seconds
         if self.leads:
-            return any(now - max(heard, since) <= self.seconds for heard in self._heard.values())
-        told = self._known or self.over or self.leader not in self._newest
-        return not told and now - since <= self.seconds
+            late = early and len(self._newest) < self._others
+            return late or any(now - max(heard, since) <= self.seconds for heard in self._heard.values())
+        met = self.leader in self._newest
+        return not (self._known or self.over) and (now - since <= self.seconds if met else early)
 
     def _send(self, message: dict[str, Any], address: Any) -> None:
         if self._socket is None:

@@ -326,4 +326,4 @@ def lease(plan: Plan, secret: str) -> dict[str, Any] | None:
     if len(plan.hosts) < 2:
         return None
     place = {"leader": plan.hosts[0].host, "address": plan.master_address, "port": plan.master_port}
-    return {**place, "secret": secret, "seconds": lease_seconds()}
+    return {**place, "others": len(plan.hosts) - 1, "secret": secret, "seconds": lease_seconds()}

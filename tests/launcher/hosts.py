@@ -284,8 +284,9 @@ def login_shell(cluster: Cluster, host: str, shell: str) -> contextlib.AbstractC
 
 
 def write_home(cluster: Cluster, host: str, name: str, text: str) -> None:
-    """A file in the user's home, as the user would have it."""
-    cluster.run(host, "sh", "-c", 'mkdir -p "$(dirname "$0")" && cat >"$0"', name, input=text)
+    """A file in the user's home, as the user would have it: whole from the moment that it is there."""
+    script = 'mkdir -p "$(dirname "$0")" && cat >"$0.new" && mv "$0.new" "$0"'
+    cluster.run(host, "sh", "-c", script, name, input=text)
 
 
 @contextlib.contextmanager

@@ -16,8 +16,9 @@ from launcher.hostprogress import Progress
 SECRET = "5e" * 32
 
 
-def about(port: int, secret: str = SECRET) -> dict[str, Any]:
-    return {"leader": "s1", "address": "127.0.0.1", "port": port, "secret": secret, "seconds": 10.0}
+def about(port: int, secret: str = SECRET, others: int = 1) -> dict[str, Any]:
+    place = {"leader": "s1", "address": "127.0.0.1", "port": port}
+    return {**place, "others": others, "secret": secret, "seconds": 10.0}
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def port() -> int:
 def opened(*leases: Lease) -> Iterator[None]:
     try:
         for lease in leases:
-            assert lease.open() >= 0
+            assert lease.open(0.0) >= 0
         yield
     finally:
         for lease in leases:
@@ -152,18 +153,36 @@ def test_a_leader_that_has_finished_still_passes_on_word_between_the_others(port
         assert not one.is_needed(30.0, since=1.0)
 
 
-def test_nobody_stays_for_others_that_are_not_heard_of(port: int) -> None:
-    one, two = Lease(about(port), "s1"), Lease(about(port), "s2")
-    with opened(one, two):
-        two.bye("succeeded", "")
-        assert not two.is_needed(0.0, since=0.0), "it never heard of the leader"
-        assert not one.is_needed(0.0, since=0.0)
+def test_nobody_stays_for_others_that_are_not_heard_of_any_more(port: int) -> None:
     one, two = Lease(about(port), "s1"), Lease(about(port), "s2")
     with opened(one, two):
         meet(one, two, now=0.0)
         for lease in (one, two):
             assert lease.is_needed(17.0, since=8.0)
             assert not lease.is_needed(19.0, since=8.0)
+
+
+def test_who_ends_before_the_others_were_heard_stays_for_a_lease_from_the_beginning(port: int) -> None:
+    one, two = Lease(about(port), "s1"), Lease(about(port), "s2")
+    with opened(one, two):
+        for lease in (one, two):
+            assert lease.is_needed(9.0, since=1.0)
+            assert not lease.is_needed(11.0, since=9.0)
+
+
+def test_a_failure_is_told_to_who_starts_only_after_it_and_heard_from_who_ended_before(port: int) -> None:
+    one, two, three = (Lease(about(port, others=2), host) for host in ("s1", "s2", "s3"))
+    with opened(two):
+        two.bye("failed", "rank 1 failed")
+        hear(two, 0.0)  # that nobody is there
+        with opened(one, three):
+            one.bye("succeeded", "")
+            assert one.is_needed(1.0, since=1.0)
+            meet(one, two, now=2.0)
+            assert not two.is_needed(2.0, since=0.0)
+            assert one.is_needed(2.0, since=1.0)
+            meet(one, three, now=3.0)
+            assert three.over == {"state": "failed", "reason": "rank 1 failed"}
 
 
 def test_the_leader_says_goodbye_to_all(port: int) -> None:
@@ -221,7 +240,7 @@ def test_where_the_port_is_taken_there_is_no_lease_and_no_harm(port: int) -> Non
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", port))
         lease = Lease(about(port), "s1")
-        assert lease.open() == -1
+        assert lease.open(0.0) == -1
         lease.beat(0.0)
         lease.receive(0.0)
         lease.bye("failed", "rank 0 failed")

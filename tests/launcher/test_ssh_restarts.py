@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,17 @@ def detached(*options: str) -> Any:
 def program() -> list[str]:
     Path("steps.py").write_text(STEPS)
     return ["--", "python3", "steps.py"]
+
+
+@contextlib.contextmanager
+def deaf(cluster: Hosts, host: str) -> Iterator[None]:
+    """Its supervisors hear of nobody."""
+    drop = "add table inet deaf; add chain inet deaf in { type filter hook input priority 0; }; "
+    cluster.run(host, "nft", drop + "add rule inet deaf in meta l4proto udp drop", user="root")
+    try:
+        yield
+    finally:
+        cluster.run(host, "nft", "delete table inet deaf", user="root")
 
 
 def ends_on(cluster: Hosts, host: str, run: str) -> Any:
@@ -180,9 +193,7 @@ def test_where_supervisors_cannot_hear_each_other_a_stop_that_comes_late_is_one_
 ) -> None:
     inventory(cluster, only=TWO)
     Path("peers.py").write_text(PEERS)
-    drop = "add table inet deaf; add chain inet deaf in { type filter hook input priority 0; }; "
-    cluster.run("server2", "nft", drop + "add rule inet deaf in meta l4proto udp drop", user="root")
-    try:
+    with deaf(cluster, "server2"):
         run = detached("--", "python3", "peers.py")["run"]
         log = cluster.path("server2", f"{OURS}/runs/{run}") / "events-1-000001.jsonl"
         wait_for(lambda: log.exists() and "met" in log.read_text(), "both ranks")
@@ -193,8 +204,6 @@ def test_where_supervisors_cannot_hear_each_other_a_stop_that_comes_late_is_one_
         assert (ended["state"], ended["ranks"][0]["exit_code"]) == ("stopped", 1)
         ringctl("stop", run)
         assert history.state_of(run) == "stopped"
-    finally:
-        cluster.run("server2", "nft", "delete table inet deaf", user="root")
 
 
 def test_a_host_that_was_told_of_a_stop_sees_to_it_if_nobody_comes(cluster: Hosts) -> None:
@@ -273,6 +282,20 @@ def leader_is_through(cluster: Hosts, *options: str) -> str:
 
 def test_a_failure_ends_the_others_also_when_rank_0_is_through(cluster: Hosts) -> None:
     run = leader_is_through(cluster)
+    hosts.write_home(cluster, "server2", "go", "3")
+    assert ends_on(cluster, "server3", run)["ranks"][0]["reason"] == "rank 1 failed"
+    assert eventually(lambda: not hosts.left_on(cluster)), hosts.left_on(cluster)
+
+
+def test_a_failure_ends_the_others_also_when_rank_0_was_through_before_they_were_heard_of(
+    cluster: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGCTL_LEASE", "20")
+    inventory(cluster, only=THREE)
+    with deaf(cluster, "server1"):
+        run = detached("--", "sh", "-c", TOLD)["run"]
+        hosts.write_home(cluster, "server1", "go", "0")
+        assert ends_on(cluster, "server1", run)["state"] == "succeeded"
     hosts.write_home(cluster, "server2", "go", "3")
     assert ends_on(cluster, "server3", run)["ranks"][0]["reason"] == "rank 1 failed"
     assert eventually(lambda: not hosts.left_on(cluster)), hosts.left_on(cluster)
