@@ -55,7 +55,7 @@ def state_line(row: Mapping[str, Any]) -> str:
 
 
 @click.command()
-@click.option("--all", "-a", "everything", is_flag=True, help="Up to a thousand, not just those.")
+@click.option("--all", "-a", "everything", is_flag=True, help="Up to a thousand runs instead of twenty.")
 @service_hosts
 @chosen_refused
 @json_option
@@ -63,7 +63,7 @@ def ps(everything: bool, as_json: bool) -> int:
     """What runs at the service or waits there, and what ran lately.
 
     Shows the last twenty runs that were handed in, and older ones that are not over; the one that was started
-    last comes last.
+    last comes last, and what waits counts from when it was handed in.
     """
     from launcher import render, text
     from launcher.logs import visible

@@ -163,14 +163,14 @@ def all_events(there: Client, run: str, after: int = 0) -> Iterator[Page]:
 
 def checked(there: Client, told: Iterable[Event]) -> list[Event]:
     """What becomes names of files and counts for a rank's is what it should be, whatever a service tells."""
-    from launcher.follow import NOT_SENT_BY_HOSTD
+    from launcher.follow import NOT_AS_AGREED
     from launcher.told import check_events
 
     try:
         events = list(told)
         if events:
             check_events(events)
-    except NOT_SENT_BY_HOSTD:
+    except NOT_AS_AGREED:
         raise Nonsense(there.url, "it tells of events that are none") from None
     return events
 

@@ -36,7 +36,7 @@ def serve(
     """A queue for shared servers, an API and a page, until Ctrl-C.
 
     \b
-    ringctl serve                          on this machine's hosts.yaml; prints a link to the page
+    ringctl serve                          on this machine's hosts.yaml; to a terminal it prints a link
     ringctl submit --world 4 -- --epochs 3
     ringctl queue
 

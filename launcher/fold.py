@@ -12,7 +12,7 @@ from launcher.told import words_of
 ENDED = ("succeeded", "failed", "stopped")
 ASIDE = ("line", "stack", "oom")  # told of a rank, without being a sign of its life
 MOST_NAMES = 200  # of metrics that are kept of a rank
-LONGEST_WORD = 1000  # in them
+LONGEST_WORD = 200  # in them, as name or as value
 PLAIN = (int, float, str, type(None))
 
 
@@ -129,11 +129,12 @@ def fold(state: RunState, event: Event) -> RunState:
 
 def newest(metric: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
     """The newest value of each metric. What a program may write without end, every later record would have to
-    carry on: names beyond the first so many are left out, and what is no plain value, as its host does."""
+    carry on: names beyond the first so many are left out, and what is long or no plain value, as its host
+    does."""
     plain = {
-        name: value[:LONGEST_WORD] if isinstance(value, str) else value
+        name: value
         for name, value in told.items()
-        if isinstance(value, PLAIN) and len(name) <= LONGEST_WORD
+        if isinstance(value, PLAIN) and max(len(name), len(str(value))) <= LONGEST_WORD
     }
     if len(metric) + len(plain) > MOST_NAMES:
         room = [name for name in plain if name not in metric][: max(0, MOST_NAMES - len(metric))]

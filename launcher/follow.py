@@ -29,7 +29,7 @@ FIRST_RETRY_S, LAST_RETRY_S = 0.3, 5.0
 ASLEEP_S = 1.0  # who is away for so much longer than meant has been stopped meanwhile
 QUIT_S = 1.0  # whoever waits longer waits for a host that is away
 CLOCKS_AGREE_S = 0.5  # what a message takes is no difference of clocks
-NOT_SENT_BY_HOSTD = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+NOT_AS_AGREED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 NOT_STARTED = "was not started on this host"  # hostd's words
 GONE = "its supervisor is gone, and has not said how its ranks ended"
 NOTES = (b'{"kind":"cursor"', b'{"kind":"tick"', b'{"kind":"end"', b'{"kind":"error"')
@@ -97,7 +97,7 @@ class Decoder:
         return not self._begun and kit.MISSING in self._rest
 
     def feed(self, data: bytes) -> Piece:
-        """Raises one of NOT_SENT_BY_HOSTD for whatever else a host may send."""
+        """Raises one of NOT_AS_AGREED for whatever else a host may send."""
         piece = self._decode(data)
         if self.cursor is not None:
             attempt, segment, offset = self.cursor
@@ -413,7 +413,7 @@ class Reader(threading.Thread):
             except RingctlError as error:
                 self.pieces.put(Piece(self.decoder.host, over=True, error=error.message))
                 return
-            except NOT_SENT_BY_HOSTD as error:
+            except NOT_AS_AGREED as error:
                 what = f"its events cannot be read: {type(error).__name__}: {words_of(str(error))}"
                 self.pieces.put(Piece(self.decoder.host, over=True, error=what))
                 return

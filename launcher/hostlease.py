@@ -125,9 +125,8 @@ class Lease:
 
     def _take(self, message: dict[str, Any], address: Any, now: float) -> None:
         sender, number = str(message["host"]), int(message["number"])
-        known = (
-            sender != self.host if self.leads else sender == self.leader
-        )  # nobody else is to be heard here
+        # The leader hears all others, and they hear the leader.
+        known = sender != self.host if self.leads else sender == self.leader
         if not known or number <= self._newest.get(sender, -1):
             return
         self._newest[sender] = number

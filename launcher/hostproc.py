@@ -9,7 +9,7 @@ import time
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
 
@@ -93,15 +93,26 @@ def carriers(run: str, upto: int | None = None) -> list[int]:
 def environ_of(pid: int) -> bytes:
     """What a process was started with, each variable between two NULs; of any of its threads, for one that
     has ended has none."""
-    for thread in [str(pid)] + threads(pid):
-        try:
-            with open(f"/proc/{pid}/task/{thread}/environ", "rb") as f:
-                environ = f.read()
-        except OSError:
-            continue
-        if environ:
-            return b"\0" + environ
-    return b""
+    try:
+        return thread_environ(pid, str(pid)) or next(filter(None, thread_environs(pid)), b"")
+    except PermissionError:  # somebody else's
+        return b""
+
+
+def thread_environs(pid: int) -> Iterator[bytes]:
+    return (thread_environ(pid, thread) for thread in threads(pid))
+
+
+def thread_environ(pid: int, thread: str) -> bytes:
+    """ "" of one that has ended."""
+    try:
+        with open(f"/proc/{pid}/task/{thread}/environ", "rb") as f:
+            environ = f.read()
+    except PermissionError:
+        raise
+    except OSError:
+        return b""
+    return b"\0" + environ if environ else b""
 
 
 def send(pid: int, number: int, group: bool = False) -> None:

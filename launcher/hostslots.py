@@ -225,7 +225,7 @@ def let_go(run: str, kept_s: float) -> None:
             until = since_boot() + min(kept_s, MOST_KEPT_S)
             put(folder, record_name(run), json.dumps(dict(record, until=until)).encode())
     except OSError:
-        pass  # a full disk: then it is as if nothing were kept
+        remove(run)  # a full disk: nothing is kept
     finally:
         os.close(folder)
 

@@ -24,13 +24,13 @@ ASLEEP_S = 1.0  # a step that takes so much longer than meant
 
 
 class Ending(threading.Thread):
-    """Asks one host to end the attempts of a run up to this one: until it has answered, each time by a new
-    connection. Later attempts are left alone, however late it gets through."""
+    """Asks one host to end the attempts of a run up to this one: until it has, each time by a new connection.
+    Later attempts are left alone, however late it gets through."""
 
     def __init__(self, agent: Agent, run: str, attempt: int, done: Callable[[], None] = lambda: None) -> None:
         super().__init__(daemon=True)
         self.done = done  # called once it has, if it still counts
-        self.counts = True  # nobody asks for more by now
+        self.counts = True  # until another one asks for more, or the host is on the run again
         self.agent, self.run_id, self.attempt = agent, run, attempt
         self.answer: dict[str, Any] | RingctlError | None = None
         self.quit = threading.Event()
@@ -38,7 +38,7 @@ class Ending(threading.Thread):
     def run(self) -> None:
         self._ask(self.agent)
         pause = FIRST_PAUSE_S
-        while isinstance(self.answer, HostError) and not self.quit.wait(pause):
+        while not (self.has_ended or self.is_refused) and not self.quit.wait(pause):
             pause = min(2 * pause, LONGEST_PAUSE_S)
             pool = Pool(no_input=True)
             try:
@@ -63,9 +63,14 @@ class Ending(threading.Thread):
         return isinstance(self.answer, dict) and not self.answer["left"]
 
     @property
-    def is_done(self) -> bool:
+    def is_refused(self) -> bool:
         """Whether asking again would be of no use."""
-        return self.answer is not None and not isinstance(self.answer, HostError)
+        return isinstance(self.answer, RingctlError) and not isinstance(self.answer, HostError)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has said what became of it, though that may be that something is left."""
+        return isinstance(self.answer, dict) or self.is_refused
 
 
 def end_before(
@@ -142,7 +147,7 @@ class Leftovers:
                 self.endings[host.name].start()
 
     def close(self) -> str:
-        """A sentence about those that never answered."""
+        """A sentence about those that never said that all has ended."""
         for ending in self.endings.values():
             ending.quit.set()
         silent = sorted(name for name, ending in self.endings.items() if not ending.has_ended)
@@ -151,5 +156,5 @@ class Leftovers:
         one = "it is" if len(silent) == 1 else "they are"
         return (
             f"{', '.join(silent)} may still have ranks of an earlier attempt, "
-            f"and could not be asked; when {one} back: ringctl stop {self.run}"
+            f"which could not be ended; when {one} back: ringctl stop {self.run}"
         )

@@ -16,6 +16,7 @@ from launcher.ask import Asked, chosen_hosts, lease_seconds
 from launcher.errors import HostError, RingctlError, StoppedEarly
 from launcher.fanout import fan_out, succeeded
 from launcher.history import new_run_id
+from launcher.hostword import NOT_AGAIN
 from launcher.model import CheckResult, Inventory, Plan, to_json
 from launcher.plan import LaunchOptions, make_plan, place
 from launcher.preflight import survey as surveys
@@ -155,24 +156,33 @@ def start(
     results = fan_out(requests, start_there)
     errors = [error for error in results.values() if isinstance(error, RingctlError)]
     if errors:
-        stopped = [error.message for error in errors if STOPPED_EARLY in error.message]
         # What a host has of somebody else's start is not ours to end.
         its = {name: agents[name] for name in requests if not is_anothers(results[name])}
-        reason = "stopped" if stopped else NOT_EVERYWHERE
-        ended = stop(its, plan.run, grace=0.0, reason=reason, attempt=plan.attempt, exact=True)
-        unsure = [name for name, answer in ended.items() if isinstance(answer, RingctlError)]
-        if not unsure and len(its) == len(requests):  # no host has it, so none can tell that it is over
-            note_over(plan, "stopped" if stopped else "failed", errors[0])
-        if stopped:
-            raise StoppedEarly(stopped[0])
-        if PORT_TAKEN in errors[0].message and not unsure:
-            raise PortTaken(f"{errors[0].message}; nothing was left running", fix=FREE_PORT)
-        if unsure:
-            errors[0].message += f"; {', '.join(unsure)} could not be asked to stop what may have started"
-            errors[0].fix = f"once it can be reached: ringctl stop {plan.run}"
-        elif its:
-            errors[0].message += "; nothing was left running"
-        raise errors[0]
+        raise undone(plan, its, errors, automatic)
+
+
+def undone(
+    plan: Plan, agents: Mapping[str, Agent], errors: Sequence[RingctlError], automatic: bool
+) -> RingctlError:
+    """Have these hosts end what they have of a start with errors: what to tell of it."""
+    stopped = [error.message for error in errors if STOPPED_EARLY in error.message]
+    reasons = ["stopped" if stopped else NOT_EVERYWHERE]
+    if not automatic and any(host.keeps for host in plan.hosts):
+        reasons.append(NOT_AGAIN)  # no attempt follows by itself, so none needs the slots that are kept
+    answers = [stop(agents, plan.run, 0.0, reason, attempt=plan.attempt, exact=True) for reason in reasons]
+    unsure = [name for name, answer in answers[0].items() if isinstance(answer, RingctlError)]
+    if not unsure and len(agents) == len(plan.hosts):  # no host has it, so none can tell that it is over
+        note_over(plan, "stopped" if stopped else "failed", errors[0])
+    if stopped:
+        return StoppedEarly(stopped[0])
+    if PORT_TAKEN in errors[0].message and not unsure:
+        return PortTaken(f"{errors[0].message}; nothing was left running", fix=FREE_PORT)
+    if unsure:
+        errors[0].message += f"; {', '.join(unsure)} could not be asked to stop what may have started"
+        errors[0].fix = f"once it can be reached: ringctl stop {plan.run}"
+    elif agents:
+        errors[0].message += "; nothing was left running"
+    return errors[0]
 
 
 def claim(

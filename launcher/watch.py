@@ -229,7 +229,7 @@ class Ender:
     def is_late(self, now: float) -> bool:
         """Whether hosts that were asked to end their ranks had long enough to tell how they ended: that comes
         after all that the ranks have said. A next attempt does not wait for hosts that still tell of this
-        one; whoever has asked twice does not either."""
+        one; whoever asks again once the hosts have answered does not either."""
         if self.in_vain or self.seen > 2:
             return True
         last = self.stops[-1]

@@ -382,8 +382,9 @@ def pick_up(command: str | None, only: Container[str] | None = None) -> list[str
     each."""
     told = []
     for run in unwatched() if command not in NOT_NEEDED else []:
-        if read(run) is None or (only is not None and run not in only):
-            continue  # somebody else has seen it through meanwhile
+        seen_through = read(run) is None  # by somebody else, meanwhile
+        if seen_through or (only is not None and run not in only):
+            continue
         try:
             told.append(f"run {run} had lost its watcher; process {spawn(run)} watches it now")
         except (RingctlError, OSError) as error:

@@ -77,7 +77,7 @@ class Buckets:
 
 
 class Busy(Exception):
-    """One user asks for too much at once: for what."""
+    """One user asks for too much at once; the message says of what."""
 
 
 class Hands:

@@ -66,8 +66,15 @@ def encoded(events: Sequence[tuple[int, Event]]) -> Block:
 
 
 def is_small(events: Sequence[Event]) -> bool:
-    """Whether they are to be one block. Of a character that is not ASCII six are sent."""
-    return 6 * sum(len(event.data.get("text", "")) for event in events) <= MOST_BLOCK
+    """Whether they are to be one block."""
+    return sum(map(most_bytes, events)) <= MOST_BLOCK
+
+
+def most_bytes(event: Event) -> int:
+    """As streamed. Of a character that is not ASCII six are sent."""
+    if event.kind == "line":
+        return 6 * len(event.data["text"])
+    return min(6 * len(str(event.data)), tape.LONGEST_METRIC) if event.kind == "metric" else 0
 
 
 @dataclass(frozen=True)

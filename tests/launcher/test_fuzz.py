@@ -23,7 +23,7 @@ from launcher import fold, hostlist, inventory, kit, push, text
 from launcher.agent import decoded, states_of, words_of
 from launcher.diagnose import Tails
 from launcher.errors import HostError, InputError, RingctlError
-from launcher.follow import NOT_SENT_BY_HOSTD, Decoder, Merger
+from launcher.follow import NOT_AS_AGREED, Decoder, Merger
 from launcher.logs import fold_repeats, line_writer
 from launcher.model import Event, Facts, Host, Inventory, Pair, from_json
 from launcher.plan import LaunchOptions, make_plan
@@ -320,7 +320,7 @@ def test_events_are_shown_or_refused(genuine: tuple[dict[str, Any], list[dict[st
         decoder = Decoder("r1", "h", lambda: 1e9)
         try:
             piece = decoder.feed(sent(lines))
-        except NOT_SENT_BY_HOSTD:
+        except NOT_AS_AGREED:
             seen["refused"] += 1  # what Reader catches, and tells as an error of the host
             return
         seen["shown"] += 1
@@ -337,7 +337,7 @@ def test_events_are_shown_or_refused(genuine: tuple[dict[str, Any], list[dict[st
 @given(st.lists(st.binary(max_size=40), max_size=6))
 def test_any_bytes_at_all_are_no_more_than_an_error(pieces: list[bytes]) -> None:
     decoder = Decoder("r1", "h")
-    with contextlib.suppress(*NOT_SENT_BY_HOSTD):
+    with contextlib.suppress(*NOT_AS_AGREED):
         for data in (b"--ringctl-hostd--\n", *pieces):
             decoder.feed(data)
 

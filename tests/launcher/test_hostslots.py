@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -130,6 +131,24 @@ def test_after_its_last_attempt_a_run_keeps_nothing(allowed: int) -> None:
     options = ["--max-restarts", str(allowed), "--restart-delay", "0"]
     launch(["sh", "-c", "exit 3"], world=1, code=1, options=options)
     assert list(folder().iterdir()) == []
+
+
+def test_a_start_that_fails_keeps_nothing_for_attempts_that_do_not_come(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/no/such/interpreter\n")
+    program.chmod(0o755)
+    launch([str(program)], world=1, code=1, options=["--max-restarts", "3", "--restart-delay", "3600"])
+    assert list(folder().iterdir()) == []
+
+
+def test_where_it_cannot_be_written_that_slots_are_kept_none_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def put(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = record("r")
+    monkeypatch.setattr(hostslots, "put", put)
+    hostslots.let_go("r", 60.0)
+    assert not path.exists()
 
 
 def test_slots_that_are_kept_are_the_runs_own_again_when_its_next_attempt_starts() -> None:

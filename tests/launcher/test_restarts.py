@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from launcher import ask, cli, cli_runs, history, hoststop, pruning, restarts, w
 from launcher.agent import Agent
 from launcher.errors import HostError, RingctlError, StoppedEarly
 from launcher.hostproc import carriers
-from launcher.leftovers import Leftovers, end_before
+from launcher.leftovers import Ending, Leftovers, end_before
 from launcher.model import Host, Inventory
 from launcher.plan import STARTS_S, LaunchOptions, kept_after_failure, restart_delay
 from launcher.runs import Found
@@ -445,13 +446,22 @@ def test_a_host_that_was_taken_in_and_lost_again_is_asked_to_end_that_attempt_to
     assert state(run)["state"] == "failed"
 
 
+class Stuck(Agent):
+    """A host with a process that even SIGKILL does not end, which cannot be made at will."""
+
+    def stop(self, *_: Any, **__: Any) -> dict[str, Any]:
+        return {"known": True, "was": "failed", "state": "failed", "ended": [], "left": [4711]}
+
+
+def test_a_host_that_could_not_end_all_is_asked_again() -> None:
+    ended = threading.Event()
+    with contextlib.closing(Pool(no_input=True)) as pool:
+        here = Host("localhost", local=True)
+        Ending(Stuck(here, pool.transport(here)), "r", 1, ended.set).start()
+        assert ended.wait(30), "by the second answer, a real one, nothing is left"
+
+
 def test_an_attempt_is_not_started_beside_what_could_not_be_ended() -> None:
-    class Stuck(Agent):
-        """A host with a process that even SIGKILL does not end, which cannot be made at will."""
-
-        def stop(self, *_: Any, **__: Any) -> dict[str, Any]:
-            return {"known": True, "was": "failed", "state": "failed", "ended": [], "left": [4711]}
-
     with contextlib.closing(Pool(no_input=True)) as pool:
         here = Host("localhost", local=True)
         with pytest.raises(HostError, match=r"did not end: \[4711\]"):

@@ -160,6 +160,7 @@ export class LogView {
       }
     } catch (error) {
       this.again = performance.now() + AGAIN_MS;
+      setTimeout(() => this.paint(), AGAIN_MS);
       announce(error.message, { bad: true, fix: error.fix });
     } finally {
       if (this.asked === mine) {

@@ -26,7 +26,8 @@ export function times(run, now = Date.now() / 1000) {
 
 /** Why a queued run waits. A moment is told by this browser's clock: the service may be in another time zone. */
 export function whyWaits(run, now = Date.now() / 1000) {
-  return isNumber(run.at) && run.at > now ? `waiting until ${clock(run.at)}` : run.waiting;
+  const untilThen = isNumber(run.at) && run.at > now && run.waiting.startsWith("waiting until");
+  return untilThen ? `waiting until ${clock(run.at)}` : run.waiting;
 }
 
 export function ranksAndHosts(run) {

@@ -273,6 +273,21 @@ def test_whoever_is_a_little_behind_gets_what_was_encoded_for_all(monkeypatch: p
     asyncio.run(work())
 
 
+@pytest.mark.parametrize(
+    ("kind", "data", "many"),
+    [
+        ("line", {"stream": "out", "text": "x" * 1000}, 349),
+        ("metric", {"step": 1, "text": 5}, 15887),
+        ("metric", {"step": 1, "notes": "x" * 60_000}, 256),
+        ("host_finished", {"state": "succeeded", "text": 5}, 10**4),
+    ],
+)
+def test_only_what_is_small_is_encoded_as_it_comes(kind: str, data: dict[str, Any], many: int) -> None:
+    event = Event(kind, 0.0, "r", 1, "h", 0, data)
+    assert stream.is_small([event] * many)
+    assert kind == "host_finished" or not stream.is_small([event] * (many + 1))
+
+
 def test_whoever_has_all_that_was_recorded_does_not_have_the_tape_read_for_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
