@@ -102,6 +102,7 @@ const [series, key] = arguments;
 return import("/page/series.js").then(({ Measured }) => new Measured({ series }).means(key, true));
 """
 BOXES = 'return import("/page/views/hosts.js").then(({ boxes }) => boxes(...arguments));'
+WHY_WAITS = 'return import("/page/runparts.js").then(({ whyWaits }) => whyWaits(...arguments));'
 OLDER_WHILE_NEW = """
 const line = (id) => [id, 0, 1, "a", 0, "out", `line ${id}`], asks = window.fetch;
 const soon = () => new Promise((go) => setTimeout(go, 10));
@@ -446,6 +447,14 @@ def test_a_browser_that_is_too_slow_goes_on_with_the_newest_lines_and_says_what_
 def test_lines_that_come_while_older_ones_are_fetched_are_not_lost(scene: Scene) -> None:
     scene.go("runs")
     assert scene.browser.script(OLDER_WHILE_NEW) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("waiting", ["needs 8 slots; the hosts have 4", "r1 has the slots"])
+def test_a_run_that_is_to_wait_for_a_moment_tells_what_else_keeps_it(scene: Scene, waiting: str) -> None:
+    scene.go("runs")
+    assert scene.browser.script(WHY_WAITS, {"at": 2000.0, "waiting": waiting}, 1000.0) == waiting
+    moment = {"at": 2000.0, "waiting": "waiting until 18:00"}
+    assert scene.browser.script(WHY_WAITS, moment, 1000.0) != moment["waiting"]
 
 
 def test_nothing_moves_for_ever_while_a_run_goes_on(scene: Scene) -> None:
