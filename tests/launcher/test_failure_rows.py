@@ -60,7 +60,13 @@ def of_one(command: list[str], id_: str, **options: Any) -> Cause:
 
 # --- Looking for rank 0 --------------------------------------------------------------------------
 
-OTHER_PORT = "if rank == 1: os.environ['MASTER_PORT'] = str(int(os.environ['MASTER_PORT']) - 1)\njoin()"
+OTHER_PORT = """
+import socket
+mine = socket.socket()
+mine.bind(("127.0.0.1", 0))  # so that nobody listens there
+if rank == 1: os.environ["MASTER_PORT"] = str(mine.getsockname()[1])
+join()
+"""
 
 
 @produces("store_timeout")
