@@ -61,7 +61,9 @@ def run_options(command: F) -> F:
                 help="Start unchecked: what preflight would name then fails in the run.",
             ),
             click.option(
-                "--prefork/--no-prefork", default=True, help="Import torch once a host and fork the ranks."
+                "--prefork/--no-prefork",
+                default=True,
+                help="Import torch once a host, if it is needed, and fork the ranks.",
             ),
             click.option(
                 "--max-restarts",

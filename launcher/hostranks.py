@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import sys
 import time
 
 from launcher import hostprefork
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     import socket
     from typing import Any
 
+IMPORTS = re.compile(rb"(?:^|[;:])[ \t]*(?:import|from)[ \t]+([\w.][\w., \t]*)", re.M)
+# What may import more than it says: by name, or what it reads.
+FINDS_MODULES = re.compile(rb"__import__|importlib|runpy|pickle|\b(?:exec|eval)\(|(?<![.\w])compile\(")
 PORT_TAKEN = "the master port is taken:"  # the controller knows this beginning, and chooses another
 
 
@@ -56,6 +61,21 @@ def python_command(argv: list[str]) -> PythonCommand | None:
         else:
             return PythonCommand(argv[1:i], word, False, argv[i + 1 :])
     return None
+
+
+def needs_others(command: PythonCommand, cwd: str) -> bool:
+    """Whether the program may import anything besides what comes with Python, such as torch."""
+    known = getattr(sys, "stdlib_module_names", None)  # since Python 3.10
+    try:
+        with open(os.path.join(cwd, command.target), "rb") as f:
+            source = f.read(READ_BYTES)
+    except OSError:
+        return True  # also a module, wherever it is
+    if known is None or len(source) == READ_BYTES or FINDS_MODULES.search(source):
+        return True
+    lists = IMPORTS.findall(source.replace(b"\\\n", b" "))  # "os.path as p, sys", and "os import path"
+    names = [name.split()[0] for names in lists for name in names.decode().split(",") if name.strip()]
+    return any(name.partition(".")[0] not in known for name in names)
 
 
 class Rank:
@@ -217,7 +237,7 @@ def start_zygote(
     report_read, report_write = os.pipe()
     request = {
         "supervisor": os.getpid(), "report": report_write, "target": command.target, "module": command.module,
-        "args": command.args, "preload": len(ranks) > 1,
+        "args": command.args, "preload": len(ranks) > 1 and needs_others(command, cwd),
         "ranks": [
             {"rank": r.number, "argv": r.argv, "env": r.env, "fds": r.write_ends} for r in ranks
         ],

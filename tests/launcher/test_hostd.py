@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from launcher import kit
+from launcher import hostranks, kit
 from launcher.hostoutput import MetricsTail
 from tests.launcher.ringctl import (
     detach,
@@ -529,6 +529,34 @@ def test_preforked_ranks_draw_different_random_numbers(told: dict[str, list[Any]
 def test_torch_is_imported_before_the_fork(told: dict[str, list[Any]]) -> None:
     assert [rank["torch"] for rank in told["--prefork"]] == [True, True]
     assert [rank["torch"] for rank in told["--no-prefork"]] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("source", "needs"),
+    [
+        ("import os, sys as s\nfrom os.path import join\nprint('import torch')", False),
+        ("import sys; import torch", True),
+        ("try: import torch\nexcept ImportError: pass", True),
+        ("import os, \\\n    torch", True),
+        ("import os.path, torch.nn as nn", True),
+        ("def main():\n    from torch import nn", True),
+        ("from . import mine", True),
+        ("import mine", True),
+        ("import importlib\nimportlib.import_module('tor' + 'ch')", True),
+        ("exec(open('mine.py').read())", True),
+        ("import re\nre.compile('x')", False),
+        ("# " + "x" * (1 << 20), True),
+        (None, True),
+    ],
+)
+def test_torch_is_imported_once_for_all_only_if_the_program_may_need_it(
+    source: str | None, needs: bool, tmp_path: Path
+) -> None:
+    if source is not None:
+        (tmp_path / "program.py").write_text(source)
+    command = hostranks.python_command(["python", "program.py"])
+    assert command is not None
+    assert hostranks.needs_others(command, str(tmp_path)) is needs
 
 
 def test_a_preforked_module_runs_as_python_m_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -341,7 +341,7 @@ def test_the_second_ctrl_c_kills() -> None:
 
 def test_a_run_that_is_stopped_before_its_ranks_exist_was_stopped_and_did_not_fail(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("import time; time.sleep(600)")  # as slow to import as torch is
-    (tmp_path / "program.py").write_text("print('never')")
+    (tmp_path / "program.py").write_text("import torch; print('never')")
     run = detach(["python", "-S", str(tmp_path / "program.py")], options=["--prefork"])
     assert {rank["state"] for rank in state(run)["ranks"]} == {"waiting"}
     ringctl("stop", run)

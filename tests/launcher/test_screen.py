@@ -137,7 +137,7 @@ def test_a_failure_is_named_before_the_table() -> None:
     assert words[-1] == "run r1 failed after 2.5 s"
 
 
-@pytest.mark.parametrize("text", ["[bold]not markup[/bold]", "[/]", ":warning: no emoji", "x" * 500])
+@pytest.mark.parametrize("text", ["[bold]not markup[/bold]", "[/]", ":warning: no emoji", "x" * 200])
 def test_what_ranks_say_is_shown_and_not_interpreted(text: str) -> None:
     shown = Shown()
     assert f"[0 h] {text}\n" in shown.happens(line(0, text))

@@ -253,5 +253,5 @@ def test_a_finished_run_grows_onto_a_host_that_still_has_an_earlier_attempt(
     wait_for(lambda: "does not answer" not in ringctl("hosts", code=None).stdout, "server2 to answer")
     ringctl("restart", run, "--grow", "--detach")
     assert {host_state(cluster, host, run)["attempt"] for host in TWO} == {3}
-    assert said_of(run) == {"running"}
+    wait_for(lambda: said_of(run) == {"running"}, "its start")
     ringctl("stop", run, "--grace", "0")
