@@ -78,11 +78,18 @@ def with_ddp(_torch_for_ddp: None, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def eventually(condition, seconds: float = 5.0) -> bool:  # type: ignore[no-untyped-def]  # any callable
     """Whether `condition()` comes true in time."""
     deadline = time.monotonic() + seconds
-    while not condition():
+    while True:
+        began = time.monotonic()
+        if condition():
+            return True
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.02)
-    return True
+        pause(time.monotonic() - began)
+
+
+def pause(took: float) -> None:
+    """Between two looks. Where a look took long it was work, and others wait for the processors."""
+    time.sleep(min(max(0.02, 4 * took), 0.4))
 
 
 def carrying(mark: str, older: set[str]) -> dict[int, str]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.conftest import pause
 from tests.launcher import warm
 
 # From the very start, where warm.py will not do.
@@ -87,11 +88,12 @@ def wait_for(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> 
     """The first true value of `condition()`."""
     deadline = time.monotonic() + seconds
     while True:
+        began = time.monotonic()
         value = condition()
         if value:
             return value
         assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.02)
+        pause(time.monotonic() - began)
 
 
 def wait_until_final(run: str) -> Any:

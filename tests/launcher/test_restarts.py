@@ -630,19 +630,8 @@ with watching.giving_up({run!r}, 1.0) as watcher:
 
 
 def train(*options: str) -> list[str]:
-    words = [
-        "--steps",
-        "100",
-        "--batch-size",
-        "48",
-        "--seed",
-        "5",
-        "--checkpoint-every",
-        "25",
-        "--threads",
-        "1",
-    ]
-    return [*options, "--", *words]
+    words = "--steps 100 --batch-size 16 --seed 5 --checkpoint-every 25 --threads 1"
+    return [*options, "--", *words.split()]
 
 
 def test_a_training_whose_rank_is_killed_goes_on_and_ends_with_the_same_bits() -> None:

@@ -262,7 +262,7 @@ def test_a_command_that_is_cut_short_leaves_what_was_measured_and_no_rank(
     number: int, to_all: bool, tmp_path: Path
 ) -> None:
     """By Ctrl-C in a terminal, which all ranks get, and by a signal to the command alone."""
-    words = "collectives --world 2 --sizes 4kb,16mb --rounds 1000 --out results"
+    words = "collectives --world 2 --sizes 4kb,16mb --rounds 200 --out results"
     argv = [sys.executable, "-u", program.MAIN, "--bench", *words.split()]
     with subprocess.Popen(
         argv, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True
