@@ -171,7 +171,7 @@ class Gate:
         def work() -> Answer:
             return as_answer(route.handler(call)).encoded()
 
-        if route.large:
+        if route.is_large(call.query):
             await held.enter_async_context(self.hands.turn(user))
             if await request.is_disconnected():  # while it waited
                 raise ClientDisconnect

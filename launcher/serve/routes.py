@@ -4,7 +4,7 @@ The application and the OpenAPI document are made from it; what is not in it is 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,8 +55,12 @@ class Route:
     may_be_empty: bool = True  # that body
     slow: bool = False  # it waits for hosts, or reads much
     large: bool = False  # its answer may be: there are few of these at a time
+    many: int = 0  # or it may be if more than so many rows are wanted
     upload: bool = False  # its body is bytes, which the handler reads by itself
     errors: Sequence[int] = ()  # besides what every route may answer
+
+    def is_large(self, query: Mapping[str, Any]) -> bool:
+        return self.large or bool(self.many and query["limit"] > self.many)
 
 
 def whole(name: str, low: int, high: int, default: int | None = None) -> Param:
@@ -104,7 +108,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/metrics", api.prometheus, "read", "For Prometheus", kind=PLAIN, large=True),
 
     Route("GET", "/api/me", api.me, "read", "Who asks, and what they may do", "Me"),
-    Route("GET", "/api/runs", api.runs, "read", "Runs, newest first", "Runs", query=OF_RUNS),
+    Route("GET", "/api/runs", api.runs, "read", "Runs, newest first", "Runs", query=OF_RUNS, many=100),
     Route("GET", "/api/find", api.find, "read", "The run that an id, its beginning or a name means", "RunRow",
           query=(Param("run", {"type": "string", "maxLength": 200}),), errors=(404,)),
     Route("GET", RUN, api.run, "read", "One run", "RunDetail", errors=(404,)),

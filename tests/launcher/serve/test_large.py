@@ -144,6 +144,7 @@ def test_whoever_waits_too_often_is_told_to_come_back_and_the_command_line_does(
         answer = service.raw("GET", path)
         assert (answer.status, answer.headers["retry-after"]) == (429, "2")
         assert "2 of your requests wait already" in answer.json["error"]
+        assert [service.raw("GET", f"/api/runs?limit={many}").status for many in (101, 100)] == [429, 200]
         assert service.client().get(f"/api/runs/{run}/log")["lines"]
 
 
