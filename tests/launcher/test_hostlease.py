@@ -40,6 +40,14 @@ def opened(*leases: Lease) -> Iterator[None]:
                 lease._socket.close()
 
 
+@contextlib.contextmanager
+def supervisors(port: int, many: int) -> Iterator[list[Lease]]:
+    """Of a run on so many hosts, the leader first; none has heard of another yet."""
+    leases = [Lease(about(port, others=many - 1), f"s{number}") for number in range(1, many + 1)]
+    with opened(*leases):
+        yield leases
+
+
 def hear(lease: Lease, now: float) -> None:
     """Wait until something has come, and take it in."""
     assert lease._socket is not None
@@ -55,8 +63,7 @@ def meet(leader: Lease, *others: Lease, now: float) -> None:
 
 
 def test_whoever_was_heard_and_falls_silent_is_missed_by_the_leader_and_then_by_all(port: int) -> None:
-    one, two, three = (Lease(about(port), host) for host in ("s1", "s2", "s3"))
-    with opened(one, two, three):
+    with supervisors(port, 3) as (one, two, three):
         meet(one, two, three, now=0.0)
         assert not one.silent(9.0)
         meet(one, two, now=12.0)
@@ -68,23 +75,20 @@ def test_whoever_was_heard_and_falls_silent_is_missed_by_the_leader_and_then_by_
 
 
 def test_who_hears_nothing_of_the_leader_misses_it(port: int) -> None:
-    one, two = Lease(about(port), "s1"), Lease(about(port), "s2")
-    with opened(one, two):
+    with supervisors(port, 2) as (one, two):
         meet(one, two, now=0.0)
         assert two.silent(11.0) == {"s1": 11.0}
 
 
 def test_a_lease_that_never_began_does_not_run_out(port: int) -> None:
-    one, two = Lease(about(port), "s1"), Lease(about(port), "s2")
-    with opened(one, two):
+    with supervisors(port, 2) as (one, two):
         two.beat(0.0)
         assert not two.silent(1e6)
         assert not one.silent(1e6)
 
 
 def test_a_failure_on_one_host_is_told_to_all_others_at_once(port: int) -> None:
-    one, two, three = (Lease(about(port), host) for host in ("s1", "s2", "s3"))
-    with opened(one, two, three):
+    with supervisors(port, 3) as (one, two, three):
         meet(one, two, three, now=0.0)
         two.bye("failed", "rank 1 failed")
         hear(one, 1.0)
@@ -94,8 +98,7 @@ def test_a_failure_on_one_host_is_told_to_all_others_at_once(port: int) -> None:
 
 
 def test_whoever_has_finished_is_not_missed(port: int) -> None:
-    one, two = Lease(about(port), "s1"), Lease(about(port), "s2")
-    with opened(one, two):
+    with supervisors(port, 2) as (one, two):
         meet(one, two, now=0.0)
         two.bye("succeeded", "")
         hear(one, 1.0)
@@ -111,8 +114,7 @@ def lose(lease: Lease) -> None:
 
 
 def test_a_goodbye_that_was_lost_is_said_again_until_the_leader_has_heard_it(port: int) -> None:
-    one, two = Lease(about(port), "s1"), Lease(about(port), "s2")
-    with opened(one, two):
+    with supervisors(port, 2) as (one, two):
         meet(one, two, now=0.0)
         two.bye("succeeded", "")
         lose(one)
@@ -126,8 +128,7 @@ def test_a_goodbye_that_was_lost_is_said_again_until_the_leader_has_heard_it(por
 
 
 def test_a_leader_that_has_finished_is_not_missed_though_its_goodbye_was_lost(port: int) -> None:
-    one, two = Lease(about(port), "s1"), Lease(about(port), "s2")
-    with opened(one, two):
+    with supervisors(port, 2) as (one, two):
         meet(one, two, now=0.0)
         one.bye("succeeded", "")
         lose(two)
@@ -136,8 +137,7 @@ def test_a_leader_that_has_finished_is_not_missed_though_its_goodbye_was_lost(po
 
 
 def test_a_leader_that_has_finished_still_passes_on_word_between_the_others(port: int) -> None:
-    one, two, three = (Lease(about(port), host) for host in ("s1", "s2", "s3"))
-    with opened(one, two, three):
+    with supervisors(port, 3) as (one, two, three):
         meet(one, two, three, now=0.0)
         one.bye("succeeded", "")
         meet(one, two, three, now=9.0)
@@ -154,8 +154,7 @@ def test_a_leader_that_has_finished_still_passes_on_word_between_the_others(port
 
 
 def test_nobody_stays_for_others_that_are_not_heard_of_any_more(port: int) -> None:
-    one, two = Lease(about(port), "s1"), Lease(about(port), "s2")
-    with opened(one, two):
+    with supervisors(port, 2) as (one, two):
         meet(one, two, now=0.0)
         for lease in (one, two):
             assert lease.is_needed(17.0, since=8.0)
@@ -163,8 +162,7 @@ def test_nobody_stays_for_others_that_are_not_heard_of_any_more(port: int) -> No
 
 
 def test_who_ends_before_the_others_were_heard_stays_for_a_lease_from_the_beginning(port: int) -> None:
-    one, two = Lease(about(port), "s1"), Lease(about(port), "s2")
-    with opened(one, two):
+    with supervisors(port, 2) as (one, two):
         for lease in (one, two):
             assert lease.is_needed(9.0, since=1.0)
             assert not lease.is_needed(11.0, since=9.0)
@@ -186,8 +184,7 @@ def test_a_failure_is_told_to_who_starts_only_after_it_and_heard_from_who_ended_
 
 
 def test_the_leader_says_goodbye_to_all(port: int) -> None:
-    one, two = Lease(about(port), "s1"), Lease(about(port), "s2")
-    with opened(one, two):
+    with supervisors(port, 2) as (one, two):
         meet(one, two, now=0.0)
         one.bye("stopped", "stopped")
         hear(two, 1.0)
@@ -220,8 +217,7 @@ def test_what_was_heard_before_does_not_count_again(port: int) -> None:
     "words", [{"kind": "here"}, {"kind": "bye", "state": "failed", "reason": "it is old"}]
 )
 def test_what_was_said_to_the_leader_is_nothing_to_another(port: int, words: dict[str, str]) -> None:
-    one, two = Lease(about(port), "s1"), Lease(about(port), "s2")
-    with opened(one, two):
+    with supervisors(port, 2) as (one, two):
         meet(one, two, now=0.0)
         assert one._socket is not None
         recorded = sign(bytes.fromhex(SECRET), {**words, "host": "s3", "number": 7})

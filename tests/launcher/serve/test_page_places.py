@@ -248,40 +248,43 @@ def elsewhere(target: str) -> Iterator[str]:
             thread.join()
 
 
-def test_a_link_that_is_followed_from_another_site_leads_to_its_place(browser: Browser) -> None:
+@contextlib.contextmanager
+def linked() -> Iterator[tuple[Service, str, str]]:
+    """A service, the place of a run's log on its page, and another site with a link to that."""
     with serving() as service:
         run = service.submit(sys.executable, "-c", "print('hello')", name="linked", **ALONE)
         service.wait_for_state(run, "succeeded")
         place = f"{service.url}/#/runs/{run}?tab=log"
         with elsewhere(place) as site:
-            browser.open(service.link)
-            browser.wait_for_text("linked")
-            browser.open(site)
-            browser.click("a")
-            browser.wait_for_text("hello", ".loglines")
-            assert browser.driver.current_url == place
+            yield service, place, site
+
+
+def test_a_link_that_is_followed_from_another_site_leads_to_its_place(browser: Browser) -> None:
+    with linked() as (service, place, site):
+        browser.open(service.link)
+        browser.wait_for_text("linked")
+        browser.open(site)
+        browser.click("a")
+        browser.wait_for_text("hello", ".loglines")
+        assert browser.driver.current_url == place
 
 
 def test_whoever_signs_in_after_following_a_link_comes_to_its_place(browser: Browser) -> None:
-    with serving() as service:
-        run = service.submit(sys.executable, "-c", "print('hello')", name="linked", **ALONE)
-        service.wait_for_state(run, "succeeded")
-        place = f"{service.url}/#/runs/{run}?tab=log"
-        with elsewhere(place) as site:
-            browser.driver.delete_all_cookies()
-            browser.open(site)
-            browser.click("a")
-            for _ in range(2):
-                browser.wait_for_text("You are not signed in here", "body")
-                shown = browser.driver.current_url
-                assert "linked" not in browser.driver.page_source
-                browser.click("button")
-                browser.wait(lambda shown=shown: browser.driver.current_url != shown, "another try")
-            tab = browser.driver.current_window_handle
-            browser.driver.switch_to.new_window("tab")
-            browser.open(service.link)
-            browser.driver.close()
-            browser.driver.switch_to.window(tab)
+    with linked() as (service, place, site):
+        browser.driver.delete_all_cookies()
+        browser.open(site)
+        browser.click("a")
+        for _ in range(2):
+            browser.wait_for_text("You are not signed in here", "body")
+            shown = browser.driver.current_url
+            assert "linked" not in browser.driver.page_source
             browser.click("button")
-            browser.wait_for_text("hello", ".loglines")
-            assert browser.driver.current_url == place
+            browser.wait(lambda shown=shown: browser.driver.current_url != shown, "another try")
+        tab = browser.driver.current_window_handle
+        browser.driver.switch_to.new_window("tab")
+        browser.open(service.link)
+        browser.driver.close()
+        browser.driver.switch_to.window(tab)
+        browser.click("button")
+        browser.wait_for_text("hello", ".loglines")
+        assert browser.driver.current_url == place
