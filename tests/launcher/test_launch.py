@@ -174,18 +174,23 @@ def test_two_launches_at_the_same_moment_both_work() -> None:
     assert len(json.loads(ringctl("ps", "--json").stdout)) == 2
 
 
-def test_two_runs_on_one_host_cannot_have_the_same_master_port() -> None:
-    """Though the first does not listen there yet; it has the port until it ends."""
+@pytest.mark.parametrize("damage", [b"", b"[]", b'{"hostd": 3', b'{"newer": {}}'])
+def test_two_runs_on_one_host_cannot_have_the_same_master_port(damage: bytes) -> None:
+    """Though the first does not listen there yet; it has the port until it ends. What is left of an older one
+    that cannot be read changes nothing."""
     port = str(json.loads(dry_run("--json"))["master_port"])
-    command = ("--local", "--world", "1", "--skip-preflight", "--master-port", port, "--", "sleep", "600")
-    ringctl("launch", "--detach", *command)
-    first = only_run()
+    older = run_folder("20260101-000000-abcd")
+    older.mkdir(parents=True)
+    (older / "plan.json").write_text(json.dumps({"listens": int(port)}))
+    (older / "state.json").write_bytes(damage)
+    options = ["--skip-preflight", "--master-port", port]
+    first = detach(["sleep", "600"], world=1, options=options)
+    command = ("--local", "--world", "1", *options, "--", "sleep", "600")
     refused = ringctl("launch", "--detach", *command, code=1).stderr
     assert f"the master port is taken: {port}, by run {first}; nothing was left running" in refused
     assert "leave out --master-port" in refused
     ringctl("stop", first)
-    ringctl("launch", "--detach", *command)
-    ringctl("stop")
+    ringctl("stop", detach(["sleep", "600"], world=1, options=options))
 
 
 def test_ctrl_c_while_ringctl_is_still_being_loaded_ends_it_quietly(tmp_path: Path) -> None:

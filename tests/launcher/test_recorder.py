@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher import fold, history, listing, tape, watch
+from launcher import fold, history, listing, tape, watch, watching
 from launcher.agent import agents_for
 from launcher.follow import Merger, Piece, Place, Taken
 from launcher.model import Event
@@ -135,6 +135,17 @@ def test_a_run_that_is_over_is_recorded_whole() -> None:
     assert attempt["state"] == history.state_of(run) == "failed"
     assert "exited with code 3: no" in attempt["cause"]["text"]
     assert due() == []
+
+
+def test_a_run_is_about_to_start_again_only_while_somebody_watches_it() -> None:
+    run = detach(["sh", "-c", "exit 3"], world=1)
+    wait_until_final(run)
+    Recorder(run).record()
+    watching.write(watching.begin(run))
+    with watching.alone(run):
+        assert due() == [run]
+    assert due() == [], "its watcher could not start, or was killed"
+    watching.forget(run)
 
 
 def test_killed_again_and_again_it_records_each_event_once(tmp_path: Path) -> None:
