@@ -103,31 +103,74 @@ return import("/page/series.js").then(({ Measured }) => new Measured({ series })
 """
 BOXES = 'return import("/page/views/hosts.js").then(({ boxes }) => boxes(...arguments));'
 WHY_WAITS = 'return import("/page/runparts.js").then(({ whyWaits }) => whyWaits(...arguments));'
-OLDER_WHILE_NEW = """
-const line = (id) => [id, 0, 1, "a", 0, "out", `line ${id}`], asks = window.fetch;
+# A log of its own, which gets from `answer` what it asks for, if `answer` is asked in time.
+IN_A_LOG = """
+const line = (id, rank = 0) => [id, 0, 1, "a", rank, "out", `line ${id}`], asks = window.fetch;
 const soon = () => new Promise((go) => setTimeout(go, 10));
-const told = (first, last, more) => {
-  const lines = [line(first), line(last)];
-  return new Response(JSON.stringify({ lines, more, first, last }));
-};
-let come = null;  // whoever asks for older lines waits for this
-window.fetch = (where) => {
-  if (!where.includes("before=")) return Promise.resolve(told(3, 4, true));
-  return new Promise((go) => { come = () => go(told(1, 2, false)); });
-};
+const told = (lines, more) => new Response(JSON.stringify({
+  lines, more, first: lines[0]?.[0] ?? 0, last: lines[lines.length - 1]?.[0] ?? 0,
+}));
+const ids = (view) => view.rows.rows.map((row) => row.line[0]);
+let asked = 0, answer;
+window.fetch = (where) => { asked += 1; return answer(where); };
 return import("/page/log.js").then(async ({ LogView }) => {
-  const view = new LogView("r", [], {});
-  document.body.append(view.element);
-  while (!come) await soon();
-  view.take([line(5)]);
-  come();
-  while (view.loading) await soon();
-  view.take([line(6)]);
-  window.fetch = asks;
-  view.close();
-  view.element.remove();
-  return view.rows.rows.map((row) => row.line[0]);
+  const begin = () => {
+    const view = new LogView("r", [], {});
+    document.body.append(view.element);
+    return view;
+  };
+  const work = async () => { %s };
+  try {
+    return await work();
+  } finally {
+    window.fetch = asks;
+    document.querySelectorAll("body > .log").forEach((one) => one.remove());
+  }
 });
+"""
+OLDER_WHILE_NEW = """
+let come = null;  // whoever asks for older lines waits for this
+answer = (where) => {
+  if (!where.includes("before=")) return Promise.resolve(told([line(3), line(4)], true));
+  return new Promise((go) => { come = () => go(told([line(1), line(2)], false)); });
+};
+const view = begin();
+while (!come) await soon();
+view.take([line(5)]);
+come();
+while (view.loading) await soon();
+view.take([line(6)]);
+return ids(view);
+"""
+OTHER_FILTER_WHILE_NEW = """
+let come = null;
+answer = () => new Promise((go) => { come = () => go(told([line(7, 1)], false)); });
+const view = begin();
+view.take([line(8, 0)]);
+view.filter("rank", "1");
+view.take([line(9, 0), line(10, 1)]);
+come();
+while (view.loading) await soon();
+return ids(view);
+"""
+READ_WHILE_FULL = """
+answer = () => Promise.resolve(told(Array.from({ length: 60000 }, (_, at) => line(at + 1)), false));
+const view = begin();
+while (view.loading) await soon();
+view.follow(false);
+view.box.scrollTop = 20000;
+const thousand = (id) => Array.from({ length: 1000 }, (_, at) => line(id + at));
+for (let id = 60001; id <= 70000; id += 1000) view.take(thousand(id));
+const [first] = ids(view);
+return [first, view.rows.newer];
+"""
+FAILS_AGAIN_AND_AGAIN = """
+answer = (where) => Promise.resolve(
+  where.includes("before=") ? new Response("{}", { status: 500 }) : told([line(3)], true));
+const view = begin();
+while (asked < 2 || view.loading) await soon();
+for (let time = 0; time < 50; time += 1) { view.render(); await soon(); }
+return asked;
 """
 ENDLESS = """
 return document.getAnimations().filter((one) => one.effect.getComputedTiming().iterations === Infinity)
@@ -444,9 +487,19 @@ def test_a_browser_that_is_too_slow_goes_on_with_the_newest_lines_and_says_what_
     browser.wait(lambda: said(browser) == [f"line {before - 5000:07}"], "a line that was left out")
 
 
-def test_lines_that_come_while_older_ones_are_fetched_are_not_lost(scene: Scene) -> None:
+@pytest.mark.parametrize(
+    ("work", "result"),
+    [
+        (OLDER_WHILE_NEW, [1, 2, 3, 4, 5, 6]),  # lines that come while older ones are fetched are not lost
+        (OTHER_FILTER_WHILE_NEW, [7, 10]),  # what came under another filter is not shown under this one
+        (READ_WHILE_FULL, [1, True]),  # what somebody reads is not taken away, however much comes
+        (FAILS_AGAIN_AND_AGAIN, 2),  # the first question, and one that failed
+    ],
+    ids=["older ones come late", "another filter", "somebody reads", "a failure"],
+)
+def test_a_log_shows_what_it_should_also_if(scene: Scene, work: str, result: object) -> None:
     scene.go("runs")
-    assert scene.browser.script(OLDER_WHILE_NEW) == [1, 2, 3, 4, 5, 6]
+    assert scene.browser.script(IN_A_LOG.replace("%s", work)) == result
 
 
 @pytest.mark.parametrize("waiting", ["needs 8 slots; the hosts have 4", "r1 has the slots"])
