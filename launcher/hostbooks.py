@@ -23,14 +23,16 @@ from launcher.hostword import stop_word
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 EXIT_KEYS = ("state", "exit_code", "signal", "reason")
 FINAL_EVENTS = (b'{"kind":"rank_exited"', b'{"kind":"host_finished"')
 
 
-def close_books(folder: str, reason: str) -> None:
-    """Give every rank its final event, and the run its final state, if its supervisor did not live to."""
+def close_books(folder: str, reason: str, left: Sequence[dict[str, Any]] = ()) -> None:
+    """Give every rank its final event, and the run its final state, if its supervisor did not live to. `left`
+    are processes that could not be ended."""
     import fcntl
 
     lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -51,7 +53,7 @@ def close_books(folder: str, reason: str) -> None:
                 rank.update(told.get(rank["rank"]) or killed)
         all_well = all(rank["state"] == "succeeded" for rank in state["ranks"])
         final = "succeeded" if all_well else "stopped" if stopped else "failed"
-        state.update(state=final, ended=time.time(), cause=reason)
+        state.update(state=final, ended=time.time(), cause=reason, left=list(left))
         log_ends(folder, state, told)
         replace_file(os.path.join(folder, "state.json"), json.dumps(state).encode())
     finally:
@@ -87,7 +89,8 @@ def log_ends(folder: str, state: dict[str, Any], told: dict[int | None, dict[str
     for rank in lacking:
         log_exit(log, rank["rank"], *(rank[key] for key in EXIT_KEYS))
     if None not in told:
-        log.event("host_finished", rank=None, state=state["state"], cause=state["cause"], left=[])
+        left = [who["pid"] for who in state["left"]]
+        log.event("host_finished", rank=None, state=state["state"], cause=state["cause"], left=left)
     if not log.finish():
         if log.size == 0:
             remove_file(os.path.join(folder, segment_name(log.attempt, log.segment)))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 BEAT_S = 1.0
 LARGEST = 1400  # bytes: fits into one packet of every network
 LONGEST_REASON = 150
+EARLY_TIMES = 8  # leases: so long after its own start a host may still hear of another for the first time
 BYES = 3  # a datagram may get lost; that all of them are is what the lease is for
 AT_ONCE = 256  # datagrams read in one go
 SIGNATURE = 32
@@ -185,8 +186,8 @@ class Lease:
     def is_needed(self, now: float, since: float) -> bool:
         """Whether the lease is to be kept, though all has ended here `since` then. The leader does that for
         those that go on, the others until the leader knows: each for one that is heard of, or for a lease;
-        for those that were not heard of yet for a lease from the beginning, for they may only start now."""
-        early = self._socket is not None and now - self._opened <= self.seconds
+        for those that were not heard of yet for some leases from the start, for theirs may take a while."""
+        early = self._socket is not None and now - self._opened <= EARLY_TIMES * self.seconds
         if self.leads:
             late = early and len(self._newest) < self._others
             return late or any(now - max(heard, since) <= self.seconds for heard in self._heard.values())

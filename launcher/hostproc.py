@@ -152,9 +152,10 @@ def kill_all(find: Callable[[], list[int]], seconds: float) -> list[int]:
         time.sleep(0.02)
 
 
-def kill_below(seconds: float) -> list[int]:
+def kill_below(seconds: float, pause: Callable[[float], None] = time.sleep) -> list[dict[str, Any]]:
     """KILL all below this process, a sub-reaper: whatever loses its parent becomes its child, so nothing is
-    left when it has none, however quickly they fork. Returns what is still there after `seconds`."""
+    left when it has none, however quickly they fork. Returns what is still there after `seconds`, such as
+    what has become another user's. `pause` is called several times a second."""
     deadline, look_at = time.monotonic() + seconds, 0.0
     before: list[int] = []
     while True:
@@ -163,15 +164,16 @@ def kill_below(seconds: float) -> list[int]:
             return []
         now, found = time.monotonic(), children()
         if now > deadline:
-            return descendants(os.getpid()) or found or before
+            return [identity(pid) for pid in descendants(os.getpid()) or found or before]
         for pid in found:
             kill_with_group(pid)
         if now >= look_at:
             look_at = now + 0.1
             for pid in descendants(os.getpid()):
                 send(pid, signal.SIGKILL)
+            pause(0.0)
         if found == before:  # else they are about to get away: at once again
-            time.sleep(0.005)
+            pause(0.005)
         before = found
 
 

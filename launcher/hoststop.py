@@ -63,6 +63,8 @@ def command_stop(request: dict[str, Any]) -> dict[str, Any]:
     except OSError:
         pass  # a full disk: what matters is ended
     after = read_state(run) or before
+    # Also what was made another user's, which only its supervisor could know for a part of the run.
+    left += [who["pid"] for who in after.get("left", ()) if who["pid"] not in left and alive(who)]
     return {"known": True, "was": before["state"], "state": after["state"], "ended": running, "left": left}
 
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 1.0  # state.json is written at least this often
 MOST_METRICS = 64 << 20  # bytes of a rank's metrics that are still read when it has ended: the last ones
+ASKED_S = 5.0  # so long they are, if somebody waits for the end of the run
 HELD_BYTES = 8 << 20  # events that wait for room on a full disk; ranks that say more meanwhile are ended
 
 
@@ -65,6 +66,7 @@ class Supervisor:
         self.stacks = Stacks(self.log)
         self.ending = Ending(folder, plan, warden, self.ranks, self.stacks)
         self.lease_fd = -1
+        self.left: list[dict[str, Any]] = []  # processes that could not be ended
 
     # starting
 
@@ -229,6 +231,17 @@ class Supervisor:
             self.log.event("metric", rank=rank.number, **record)
         return rank.metrics.offset != before
 
+    def read_last_metrics(self, rank: Rank) -> None:
+        """What is there now: whoever goes on writing does not keep the rank from ending. A piece at a time,
+        with an ear for the others; and for whoever ends the run, not for long."""
+        end = rank.metrics.size()
+        rank.metrics.offset = max(rank.metrics.offset, end - MOST_METRICS)
+        deadline = float("inf")
+        while rank.metrics.offset < end and time.monotonic() < deadline and self.read_metrics(rank):
+            self.ending.attend(0.0)
+            if self.ending.asked:
+                deadline = min(deadline, time.monotonic() + ASKED_S)
+
     def read_report(self) -> bool:
         """Take the pids that the zygote reports; False once it has reported all it will."""
         try:
@@ -266,16 +279,16 @@ class Supervisor:
             if not rank.pid and rank.status is None:
                 self.rank_ended(rank, self.zygote_status or 1 << 8)
 
+    def read_rest(self, fd: int) -> None:
+        """One read takes all that a pipe holds. What was left in the background may write for ever."""
+        if wait_readable(fd, 0) and self.read_output(fd) and wait_readable(fd, 0):
+            self.read_output(fd)
+
     def rank_ended(self, rank: Rank, status: int) -> None:
         """Its last lines, then its one final event; then the others follow if it failed."""
         for fd in list(rank.splitters):
-            # One read takes all that a pipe holds. What it left in the background may write for ever.
-            if wait_readable(fd, 0) and self.read_output(fd) and wait_readable(fd, 0):
-                self.read_output(fd)
-        end = rank.metrics.size()  # whoever goes on writing there does not keep the rank from ending
-        rank.metrics.offset = max(rank.metrics.offset, end - MOST_METRICS)
-        while rank.metrics.offset < end and self.read_metrics(rank):
-            pass  # a piece at a time
+            self.read_rest(fd)
+        self.read_last_metrics(rank)
         if status and self.ending.was_stopped():
             rank.reason = rank.reason or "stopped"
         rank.status, rank.seen = status, time.time()
@@ -325,10 +338,9 @@ class Supervisor:
     def finish(self) -> None:
         """End what the ranks left behind, take its last words, and write the final state. Then nothing waits
         for us any more, but perhaps supervisors elsewhere."""
-        left = kill_below(10.0)
+        self.left = kill_below(10.0, self.ending.attend)
         for fd in list(self.readers):
-            while fd in self.readers and wait_readable(fd, 0):
-                self.read_output(fd)
+            self.read_rest(fd)
             if fd in self.readers:
                 out = self.readers[fd][1].flush(time.time(), at_end=True)
                 self.log.write(out)
@@ -340,7 +352,9 @@ class Supervisor:
         if stopped and self.ending.stop_requested:
             self.state = "stopped"
         self.free_slots()
-        self.log.event("host_finished", rank=None, state=self.state, left=left)
+        self.log.event(
+            "host_finished", rank=None, state=self.state, left=[process["pid"] for process in self.left]
+        )
         self.ending.tell_the_end(self.state)
         while not self.close() and not self.ending.asked:
             self.ending.attend(TICK_S)  # nothing runs any more: there is time to wait for room on the disk
@@ -381,7 +395,7 @@ class Supervisor:
             "world": self.plan["world"], "host": self.plan["host"], "state": self.state,
             "started": self.started, "ended": self.ended, "updated": time.time(),
             "hostd": identity(os.getpid()), "warden": self.warden, "segment": self.log.segment,
-            "ranks": [rank.to_json() for rank in self.ranks],
+            "ranks": [rank.to_json() for rank in self.ranks], "left": self.left,
         }  # fmt: skip
         replace_file(os.path.join(self.folder, "state.json"), json.dumps(state).encode(), durable)
 

@@ -76,21 +76,21 @@ def be_warden(folder: str, plan: dict[str, Any], answer: int) -> int:
             status = ended
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # the child's number is nobody's, or somebody else's
-    kill_below(10.0)
+    left = kill_below(10.0)
     if status:  # hostd did not live to do it itself
         from launcher import hostslots
 
         wanted = (stop_word(folder, int(plan["attempt"])) or {}).get("reason") == "stopped"
         hostslots.let_go(str(plan["run"]), 0.0 if wanted else float(plan.get("keeps") or 0))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    while not books_closed(folder) and status:
+    while not books_closed(folder, left) and status:
         time.sleep(HEARTBEAT_S)  # a full disk: as soon as there is room; not if hostd was told not to wait
     return 0
 
 
-def books_closed(folder: str) -> bool:
+def books_closed(folder: str, left: list[dict[str, Any]]) -> bool:
     try:
-        close_books(folder, KILLED)
+        close_books(folder, KILLED, left)
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise

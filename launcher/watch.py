@@ -16,6 +16,7 @@ from launcher.errors import RingctlError
 from launcher.follow import CLOCKS_AGREE_S, Place, first, follow, newly_lost, presence
 from launcher.model import Event, Host, Plan, RankState, RunState, to_json
 from launcher.runs import STOPPED, stop
+from launcher.told import words_of
 from launcher.transport import Pool
 
 SETTLE_S, FAILED_GRACE_S = 1.0, 3.0  # as hostd does it on one host
@@ -125,6 +126,8 @@ def watch(
         for event in update.events:
             state = fold.fold(state, event)
             tails.add(event)
+            if event.kind == "host_finished" and event.data.get("left"):
+                screen.note(f"{event.host}: could not end processes {words_of(event.data['left'])}")
         began = time.monotonic()
         screen.show(update.events, state)
         ender.showed(update.events, state, began)

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -43,7 +42,7 @@ TICK_S = 0.2
 LOOK_S = 1.0  # how often it looks for runs that others have started
 AGAIN_S = 5.0  # before a run that was cancelled is ended again, where a host was silent
 WATCHERS_S = 5.0  # how often it looks for runs that have lost their watcher
-MOST_WATCHERS = 3  # in a row, for a run whose watchers end at once: they say why
+LONGEST_WAIT_S = 300.0  # for the next one, if they end at once: they say why
 GAPS_S = 60.0  # how often it asks hosts for what they could not tell
 HOSTS_S = 3.0  # how often hosts are asked
 FRESH_S = 1.0  # what a host said is believed for so long when slots are given away
@@ -93,7 +92,8 @@ class Keeper:
         self._gaps_at = 0.0  # when to ask again for what hosts that were away have
         self._watchers_at = 0.0  # when to look again for runs that have lost their watcher
         self._unwatched: set[str] = set()  # those that had none the last time
-        self._replaced: Counter[str] = Counter()  # how often each of these got a new one in a row
+        # When each of these gets a new one, and how long they wait for the one after that.
+        self._replaced: dict[str, tuple[float, float]] = {}
         self._pool = Pool(no_input=True)
         self._asking = {host.name: threading.Lock() for host in inventory.hosts}
         self._hearing = threading.Lock()
@@ -158,9 +158,12 @@ class Keeper:
         """Whoever is without one twice in a row gets a new one, beside the loop: a launch lets go of its run
         before the watcher that it begins has it."""
         before, self._unwatched = self._unwatched, set(watching.unwatched())
-        self._replaced = Counter({run: self._replaced[run] for run in self._unwatched})
-        lost = [run for run in before & self._unwatched if self._replaced[run] < MOST_WATCHERS]
-        self._replaced.update(lost)
+        self._replaced = {run: self._replaced.get(run, (0.0, WATCHERS_S)) for run in self._unwatched}
+        now = time.monotonic()
+        lost = [run for run in before & self._unwatched if now >= self._replaced[run][0]]
+        for run in lost:
+            wait = min(2 * self._replaced[run][1], LONGEST_WAIT_S)
+            self._replaced[run] = now + wait, wait
         if lost:
             args = (sorted(lost),)
             threading.Thread(target=self._replace_watchers, args=args, daemon=True).start()
