@@ -33,6 +33,11 @@ export class LogView {
     this.drawn = 0; // how many rows had ever come when it was last drawn
     this.stretched = 0; // and how many it had then
     this.again = 0; // before this, lines that could not be had are not asked for again
+    this.failed = false; // the first of them could not
+    this.skips = 0; // how often lines were passed over
+    this.held = false; // somebody has pressed a button on a line
+    this.typing = 0;
+    this.shown = new Map(); // of each row in sight: its element, and what that depends on
     this.height = 0; // of the box
     this.build(ranks);
     this.pace = PACE_MS;
@@ -47,12 +52,11 @@ export class LogView {
       this.picks[name] = h("select", { "aria-label": label, onchange: (event) => this.filter(name, event.target.value) });
       return h("label", { class: "pick" }, h("span", { class: "unseen" }, label), this.picks[name]);
     };
-    let typing = 0;
     this.picks = {};
     this.followBox = h("input", { type: "checkbox", role: "switch", checked: this.follows, "data-follow": "", onchange: (event) => this.follow(event.target.checked) });
     this.foldBox = h("input", { type: "checkbox", checked: true, onchange: (event) => { this.rows.folds = event.target.checked; this.load(0); } });
-    this.searchBox = h("input", { type: "search", placeholder: "Search the log", "aria-label": "Search the log", "data-search": "", value: this.filters.search,
-      oninput: (event) => { clearTimeout(typing); typing = setTimeout(() => this.filter("search", event.target.value), TYPING_MS); } });
+    this.searchBox = h("input", { type: "search", maxlength: 200, placeholder: "Search the log", "aria-label": "Search the log", "data-search": "", value: this.filters.search,
+      oninput: (event) => { clearTimeout(this.typing); this.typing = setTimeout(() => this.filter("search", event.target.value), TYPING_MS); } });
     this.count = h("span", { class: "soft count", role: "status" });
     this.tools = h("div", { class: "logtools" }, h("div", { class: "searchbox" }, icon("search"), this.searchBox),
       pick("rank", "Rank"), pick("host", "Host"), pick("stream", "Stream"),
@@ -62,14 +66,16 @@ export class LogView {
     this.note = h("p", { class: "soft passed", role: "status", hidden: true });
     this.list = h("div", { class: "loglines" });
     this.spacer = h("div", { class: "logspace" }, this.list);
-    this.box = h("div", { class: "logbox", tabindex: "0", role: "log", "aria-live": "off", "aria-label": "Log lines", onscroll: () => this.scrolled(), onkeydown: (event) => this.key(event) }, this.spacer);
+    this.box = h("div", { class: "logbox", tabindex: "0", role: "log", "aria-live": "off", "aria-label": "Log lines", onscroll: () => this.scrolled(), onpointerdown: (event) => this.hold(event), onkeydown: (event) => this.key(event) }, this.spacer);
     this.jump = h("button", { type: "button", class: "jump", hidden: true, onclick: () => this.follow(true) }, icon("down"), "To the end");
     this.detail = h("div", { class: "logdetail", hidden: true });
     this.element = h("section", { class: "log card", "aria-label": "Log" }, this.tools, this.note, h("div", { class: "logframe" }, this.box, this.jump), this.detail);
   }
 
-  /** What can be chosen; anew only if that has changed. */
-  offer(name, all, options) {
+  /** What can be chosen; anew only if that has changed. What is chosen stays, also if the run has no such rank or host any more. */
+  offer(name, all, known) {
+    const now = this.filters[name], gone = now && !known.some(([value]) => String(value) === now);
+    const options = gone ? [...known, [now, name === "rank" ? `rank ${now}` : now]] : known;
     refresh(this.picks[name], options, () => [["", all], ...options].map(([value, text]) => h("option", { value, selected: String(value) === this.filters[name] }, text)));
   }
 
@@ -83,8 +89,9 @@ export class LogView {
   // --- lines come in ---
 
   async load(line) {
-    const mine = (this.asked = {});
+    const mine = (this.asked = {}), { skips } = this;
     this.loading = true;
+    this.failed = false;
     this.rows.clear();
     this.pending = []; // gathered under other filters, perhaps
     this.paint();
@@ -97,14 +104,21 @@ export class LogView {
       this.rows.append(before.lines);
       this.rows.older = before.more;
       this.rows.first = before.first || this.rows.first; // a search may have looked far without finding much
+      this.rows.last = Math.max(this.rows.last, before.last || 0);
       if (after) {
         this.rows.append(after.lines);
-        this.rows.newer = after.more;
+        this.rows.last = Math.max(this.rows.last, after.last || 0);
+        this.rows.newer = after.more || this.skips !== skips;
       }
-      this.ready(mine);
+      this.ready();
       if (line) this.reveal(line);
+      else if (!this.follows) this.toEnd();
     } catch (error) {
-      if (this.asked === mine) announce(error.message, { bad: true, fix: error.fix });
+      if (this.asked === mine) {
+        this.failed = true;
+        announce(error.message, { bad: true, fix: error.fix });
+        if (!error.status || error.status >= 500) setTimeout(() => { if (this.asked === mine && this.box.isConnected) this.load(line); }, AGAIN_MS);
+      }
     } finally {
       if (this.asked === mine) this.loading = false;
       this.paint();
@@ -121,7 +135,7 @@ export class LogView {
   take(lines) {
     const wanted = lines.filter((line) => passes(line, this.filters));
     if (!this.follows && this.rows.isFull) this.rows.newer = true; // what somebody reads is not taken away
-    if (this.loading || this.rows.newer) {
+    if (this.loading || this.failed || this.rows.newer) {
       this.pending.push(...wanted);
       if (this.pending.length > MOST_PENDING) this.pending.splice(0, this.pending.length - MOST_PENDING);
     } else if (wanted.length) {
@@ -133,6 +147,7 @@ export class LogView {
   /** So many lines were not shown as they came: goes on with the newest. They are above, as all others are. */
   passOver(count) {
     this.passed += count;
+    this.skips += 1;
     this.pending = [];
     if (this.follows) this.load(0);
     else this.rows.newer = true;
@@ -141,7 +156,7 @@ export class LogView {
 
   async more(older) {
     if (this.loading || performance.now() < this.again) return;
-    const mine = this.asked;
+    const mine = this.asked, { skips } = this;
     this.loading = true;
     try {
       const where = older ? { before: this.rows.first } : { after: this.rows.last };
@@ -156,7 +171,7 @@ export class LogView {
       } else {
         this.rows.append(answer.lines);
         this.rows.last = Math.max(this.rows.last, answer.last || 0);
-        this.rows.newer = answer.more;
+        this.rows.newer = answer.more || this.skips !== skips;
       }
     } catch (error) {
       this.again = performance.now() + AGAIN_MS;
@@ -185,6 +200,17 @@ export class LogView {
     if (on && this.rows.newer) this.load(0); else this.paint();
   }
 
+  /** While a button is down nothing moves under it: a click is on one line, and a text can be selected. On the scroll bar, which is
+   * the box's own, nobody would hear that it is up again. */
+  hold(event) {
+    if (event.target === this.box) return;
+    const up = new AbortController();
+    this.held = true;
+    for (const name of ["pointerup", "pointercancel", "blur"]) {
+      addEventListener(name, () => { up.abort(); this.held = false; this.paint(); }, { signal: up.signal });
+    }
+  }
+
   scrolled() {
     const { scrollTop, clientHeight } = this.box, atEnd = scrollTop >= this.stretched * ROW - clientHeight - ROW;
     if (scrollTop === this.before) return; // by ourselves
@@ -206,13 +232,13 @@ export class LogView {
 
   /** What it measures it asks for before it changes anything, or after all: a browser lays out anew for each answer. */
   render() {
-    if (!this.box.isConnected) return;
+    if (!this.box.isConnected || this.held) return;
     const { rows } = this.rows, { lowest } = this;
     const scrolledTo = this.follows ? lowest : this.box.scrollTop - ROW * this.rows.dropped, scrollTop = Math.max(0, Math.min(scrolledTo, lowest));
     const start = Math.max(0, Math.floor(scrollTop / ROW) - BEYOND), end = Math.min(rows.length, Math.ceil((scrollTop + this.height) / ROW) + BEYOND);
     this.stretch();
     this.list.style.transform = `translateY(${start * ROW}px)`;
-    put(this.list, rows.slice(start, end).map((row) => this.row(row)), rows.length ? null : h("p", { class: "nothing" }, this.nothing()));
+    this.show(rows.slice(start, end));
     this.jump.hidden = this.follows || rows.length === 0;
     say(this.count, rows.length ? `${plural(rows.length, "line")}${this.rows.older || this.rows.newer ? " loaded" : ""}` : "");
     this.note.hidden = !this.passed;
@@ -226,7 +252,30 @@ export class LogView {
     else if (this.rows.newer && end > rows.length - 40) this.more(false);
   }
 
+  /** What stays in sight stays the same element, so that a text which somebody selects is not lost. */
+  show(rows) {
+    const before = this.shown;
+    this.shown = new Map(rows.map((row) => [row, this.drawnRow(row, before.get(row))]));
+    const wanted = rows.length ? [...this.shown.values()].map((one) => one.element) : [h("p", { class: "nothing" }, this.nothing())], kept = new Set(wanted);
+    for (const one of [...this.list.children]) if (!kept.has(one)) one.remove();
+    let next = this.list.firstChild;
+    for (const one of wanted) {
+      if (one === next) next = next.nextSibling;
+      else this.list.insertBefore(one, next);
+    }
+  }
+
+  drawnRow(row, before) {
+    const key = `${row.count} ${this.isChosen(row)} ${this.filters.search}`;
+    return before?.key === key ? before : { key, element: this.row(row) };
+  }
+
+  isChosen(row) {
+    return this.chosen >= row.line[LINE.id] && this.chosen <= row.last[LINE.id];
+  }
+
   nothing() {
+    if (this.failed) return "The log could not be had.";
     if (this.loading) return "Loading…";
     if (this.rows.older) return "Searching…";
     return Object.values(this.filters).some(Boolean) ? "No line matches." : "Nothing has been said yet.";
@@ -236,8 +285,7 @@ export class LogView {
     const { line, count } = row, ranks = ranksOf(row), id = line[LINE.id], rank = line[LINE.rank];
     const all = `ranks ${ranges(ranks)}`, many = all.length > WHO ? `${ranks.size} ranks` : all;
     const who = ranks.size > 1 ? many : rank === null ? line[LINE.host] : `rank ${rank}`;
-    const chosen = this.chosen >= id && this.chosen <= row.last[LINE.id];
-    return h("div", { class: `logline ${line[LINE.stream]}${chosen ? " chosen" : ""}`, onclick: () => this.choose(row) },
+    return h("div", { class: `logline ${line[LINE.stream]}${this.isChosen(row) ? " chosen" : ""}`, onclick: () => this.choose(row) },
       h("time", null, clockOf(line[LINE.time])),
       h("span", { class: `who c${ranks.size > 1 || rank === null ? "x" : rank % COLOURS}`, title: ranks.size > 1 ? all : line[LINE.host] }, who),
       h("span", { class: "mark", title: line[LINE.stream] === "err" ? "stderr" : null }, line[LINE.stream] === "err" ? "!" : ""),
@@ -279,6 +327,12 @@ export class LogView {
     this.paint();
   }
 
+  toEnd() {
+    this.stretch();
+    this.box.scrollTop = this.lowest;
+    this.before = this.box.scrollTop;
+  }
+
   reveal(id) {
     const at = this.rows.indexOf(id);
     this.stretch();
@@ -287,18 +341,22 @@ export class LogView {
     if (this.rows.rows[at]) this.choose(this.rows.rows[at]);
   }
 
+  /** Enter opens the first line in sight, the arrows the next ones. */
   key(event) {
-    const by = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-    if (!by || !this.chosen) return;
+    const by = { ArrowDown: 1, ArrowUp: -1 }[event.key], last = this.rows.rows.length - 1;
+    const opens = event.key === "Enter" && !this.chosen;
+    if (last < 0 || !(opens || (by && this.chosen))) return;
     event.preventDefault();
-    const at = Math.max(0, Math.min(this.rows.rows.length - 1, this.rows.indexOf(this.chosen) + by));
+    const wanted = opens ? Math.ceil(this.box.scrollTop / ROW) : this.rows.indexOf(this.chosen) + by;
+    const at = Math.max(0, Math.min(last, wanted)), top = at * ROW;
     this.choose(this.rows.rows[at]);
-    const top = at * ROW;
     if (top < this.box.scrollTop) this.box.scrollTop = top;
     else if (top > this.box.scrollTop + this.box.clientHeight - 2 * ROW) this.box.scrollTop = top - this.box.clientHeight + 2 * ROW;
   }
 
   close() {
+    clearTimeout(this.typing);
+    this.asked = null;
     this.paint.cancel();
     this.watcher.disconnect();
   }

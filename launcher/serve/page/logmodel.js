@@ -63,9 +63,13 @@ export class LogRows {
     const earlier = new LogRows();
     earlier.folds = this.folds;
     earlier.append(lines.filter((line) => line[LINE.id] < this.first));
-    this.rows = [...earlier.rows, ...this.rows];
+    const before = earlier.rows[earlier.rows.length - 1], [after] = this.rows, folds = this.folds && before && after && same(before.line, after.line);
+    if (folds) Object.assign(before, { count: before.count + after.count, ranks: new Set([...ranksOf(before), ...ranksOf(after)]), last: after.last });
+    const had = this.rows.length;
+    this.rows = [...earlier.rows, ...(folds ? this.rows.slice(1) : this.rows)];
     if (earlier.first) this.first = earlier.first;
-    return earlier.rows.length;
+    this.last = Math.max(this.last, earlier.last);
+    return this.rows.length - had;
   }
 
   get isFull() {

@@ -172,6 +172,65 @@ while (asked < 2 || view.loading) await soon();
 for (let time = 0; time < 50; time += 1) { view.render(); await soon(); }
 return asked;
 """
+STAYS_IN_SIGHT = """
+answer = () => Promise.resolve(told([line(1), line(2)], false));
+const view = begin();
+while (view.loading) await soon();
+view.render();
+const [first] = view.list.children;
+view.take([line(3), line(4)]);
+view.render();
+return [[...view.list.children].indexOf(first), view.list.children.length];
+"""
+NOT_UNDER_A_BUTTON = """
+answer = () => Promise.resolve(told([line(1)], false));
+const view = begin(), many = () => view.list.children.length;
+while (view.loading) await soon();
+view.render();
+view.list.firstChild.dispatchEvent(new PointerEvent("pointerdown", { bubbles: true }));
+view.take([line(2)]);
+view.render();
+const meanwhile = many();
+dispatchEvent(new PointerEvent("pointerup"));
+view.render();
+view.box.dispatchEvent(new PointerEvent("pointerdown"));  // its scroll bar
+view.take([line(3)]);
+view.render();
+return [meanwhile, many()];
+"""
+CANNOT_BE_HAD = """
+answer = () => Promise.resolve(new Response("{}", { status: 500 }));
+const view = begin();
+while (view.loading) await soon();
+view.take([line(9)]);
+view.render();
+return [view.nothing(), ids(view)];
+"""
+SEAM = """
+const { LogRows } = await import("/page/logmodel.js");
+const rows = new LogRows(), said = (id) => [id, 0, 1, "a", id % 2, "out", "the same"];
+rows.first = 5;
+rows.prepend([said(3), said(4)]);
+const added = rows.prepend([line(1), said(2)]);
+const [, same] = rows.rows;
+return [added, same.count, same.ranks.size, rows.first, rows.last];
+"""
+RANK_IS_GONE = """
+answer = () => Promise.resolve(told([], false));
+const view = begin();
+view.update({ ranks: [0, 1, 2, 3].map((rank) => ({ rank, host: "a" })) });
+view.filter("rank", "3");
+view.update({ ranks: [{ rank: 0, host: "a" }] });
+return [view.picks.rank.value, view.picks.rank.options.length];
+"""
+BY_KEYBOARD = """
+answer = () => Promise.resolve(told([line(1), line(2), line(3)], false));
+const view = begin();
+while (view.loading) await soon();
+const press = (key) => view.box.dispatchEvent(new KeyboardEvent("keydown", { key }));
+for (const key of ["Enter", "ArrowDown"]) press(key);
+return view.chosen;
+"""
 ENDLESS = """
 return document.getAnimations().filter((one) => one.effect.getComputedTiming().iterations === Infinity)
   .map((one) => one.animationName)
@@ -487,16 +546,21 @@ def test_a_browser_that_is_too_slow_goes_on_with_the_newest_lines_and_says_what_
     browser.wait(lambda: said(browser) == [f"line {before - 5000:07}"], "a line that was left out")
 
 
-@pytest.mark.parametrize(
-    ("work", "result"),
-    [
-        (OLDER_WHILE_NEW, [1, 2, 3, 4, 5, 6]),  # lines that come while older ones are fetched are not lost
-        (OTHER_FILTER_WHILE_NEW, [7, 10]),  # what came under another filter is not shown under this one
-        (READ_WHILE_FULL, [1, True]),  # what somebody reads is not taken away, however much comes
-        (FAILS_AGAIN_AND_AGAIN, 2),  # the first question, and one that failed
-    ],
-    ids=["older ones come late", "another filter", "somebody reads", "a failure"],
-)
+IN_LOGS = {
+    "older lines come late": (OLDER_WHILE_NEW, [1, 2, 3, 4, 5, 6]),
+    "some came under another filter": (OTHER_FILTER_WHILE_NEW, [7, 10]),
+    "more comes than it keeps, while somebody reads": (READ_WHILE_FULL, [1, True]),
+    "older lines cannot be had": (FAILS_AGAIN_AND_AGAIN, 2),  # the first question, and one that failed
+    "the newest cannot be had": (CANNOT_BE_HAD, ["The log could not be had.", []]),
+    "somebody selects a text in it": (STAYS_IN_SIGHT, [0, 4]),  # whose element stays
+    "a button is down": (NOT_UNDER_A_BUTTON, [1, 3]),  # under which nothing moves
+    "the same was said on both sides of a seam": (SEAM, [1, 3, 2, 1, 4]),
+    "it shows a rank that is no more": (RANK_IS_GONE, ["3", 3]),
+    "there is no mouse": (BY_KEYBOARD, 2),
+}
+
+
+@pytest.mark.parametrize(("work", "result"), IN_LOGS.values(), ids=IN_LOGS)
 def test_a_log_shows_what_it_should_also_if(scene: Scene, work: str, result: object) -> None:
     scene.go("runs")
     assert scene.browser.script(IN_A_LOG.replace("%s", work)) == result
@@ -508,6 +572,22 @@ def test_a_run_that_is_to_wait_for_a_moment_tells_what_else_keeps_it(scene: Scen
     assert scene.browser.script(WHY_WAITS, {"at": 2000.0, "waiting": waiting}, 1000.0) == waiting
     moment = {"at": 2000.0, "waiting": "waiting until 18:00"}
     assert scene.browser.script(WHY_WAITS, moment, 1000.0) != moment["waiting"]
+
+
+def test_what_somebody_is_about_to_press_or_reads_stays_while_a_run_goes_on_and_ends(scene: Scene) -> None:
+    service, browser = scene.service, scene.browser
+    run = service.submit(sys.executable, "-c", TRAINS, world=1, variables={"STEPS": "100000"}, prefork=False)
+    service.wait_for_state(run, "running")
+    scene.go(f"runs/{run}?tab=log")
+    browser.one("#stop").send_keys("")  # the focus is there
+    browser.click("[data-follow]")
+    browser.script("window.read = document.querySelector('.logbox')")
+    before = browser.text(".progress")
+    browser.wait(lambda: browser.text(".progress") != before, "steps")
+    assert browser.script("return document.activeElement.id") == "stop"
+    service.client().post(f"/api/runs/{run}/stop")
+    browser.wait_for_text("Stopped", ".runhead")
+    assert browser.script("return window.read === document.querySelector('.logbox')")
 
 
 def test_nothing_moves_for_ever_while_a_run_goes_on(scene: Scene) -> None:

@@ -9,7 +9,7 @@ import { Measured, average } from "../series.js";
 import { progress, ranksAndHosts, times, title, whyWaits } from "../runparts.js";
 import { announce, emptyState, errorState, skeleton } from "../dialogs.js";
 import { LogView, logLine } from "../log.js";
-import { note, parse } from "../router.js";
+import { note } from "../router.js";
 import { Curves } from "../curves.js";
 import { TimeBars } from "../bars.js";
 import { Ring } from "../ring.js";
@@ -82,8 +82,13 @@ export function runView(place, { run: id, query }) {
 
   const drawMeasured = paced(() => { shown?.measured?.(); statistics(); }, () => PACE_MS);
 
+  const about = h("div"), buttons = h("div", { class: "actions" }), far = h("div", { class: "far" });
+  put(parts.head, h("a", { class: "back", href: "#/runs" }, "← Runs"), about, buttons, far);
+
   function drawRun() {
-    refresh(parts.head, [run.run, run.name, run.state, run.user, run.world, run.hosts, run.attempt, run.actions, run.watched, run.step, run.steps, run.left_s, times(run)], heading);
+    refresh(about, [run.run, run.name, run.state, run.user, run.world, run.hosts, run.attempt, run.watched, times(run)], heading);
+    refresh(buttons, [run.run, run.name, run.state, run.user, run.world, run.actions], () => actionsOf(run, changed));
+    refresh(far, [run.state, run.step, run.steps, run.left_s], () => (run.state === "queued" || run.state === "cancelled" ? null : progress(run)));
     refresh(parts.banner, [run.cause, run.error, run.fix, run.state, run.waiting && whyWaits(run)], banners);
     statistics();
     shown?.update?.(run);
@@ -92,11 +97,8 @@ export function runView(place, { run: id, query }) {
   function heading() {
     const attempt = run.attempt > 1 ? ` · attempt ${run.attempt}` : "", watched = run.watched ? ` · ${run.watched}` : "";
     return [
-      h("a", { class: "back", href: "#/runs" }, "← Runs"),
-      h("div", null, h("div", { class: "titleline" }, h("h1", null, title(run)), stateBadge(run.state)),
-        h("p", { class: "soft" }, run.name ? `${run.run} · ` : "", run.user ? `${run.user} · ` : "", ranksAndHosts(run), ` · ${times(run)}`, attempt, watched)),
-      h("div", { class: "actions" }, actionsOf(run, changed)),
-      run.state === "queued" || run.state === "cancelled" ? null : progress(run),
+      h("div", { class: "titleline" }, h("h1", null, title(run)), stateBadge(run.state)),
+      h("p", { class: "soft" }, run.name ? `${run.run} · ` : "", run.user ? `${run.user} · ` : "", ranksAndHosts(run), ` · ${times(run)}`, attempt, watched),
     ];
   }
 
@@ -225,7 +227,6 @@ export function runView(place, { run: id, query }) {
         measured.load(metrics);
         drawMeasured();
         attach(seen, on);
-        if (tab === "log") open("log", parse(location.hash).query);
       }
     } catch (error) {
       if (!closed) announce(error.message, { bad: true, fix: error.fix });
