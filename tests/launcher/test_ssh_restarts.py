@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -264,6 +265,47 @@ def has_met(cluster: Hosts, run: str, many: int) -> bool:
 def has_supervisor(cluster: Hosts, host: str, run: str) -> bool:
     warden = host_state(cluster, host, run)["warden"]["pid"]
     return warden in [process.host_pid for process in cluster.processes(host)]
+
+
+HISTORY = """
+import json, os, time
+with open(os.environ["RINGCTL_METRICS"], "a") as metrics:
+    for step in range(40):
+        print(json.dumps({"step": step}), file=metrics, flush=True)
+        time.sleep(0.05)
+    if os.environ["RANK"] == "1":
+        metrics.writelines(json.dumps({"step": 40, "of": number}) + "\\n" for number in range(400_000))
+        metrics.flush()
+        os._exit(0)
+time.sleep(8)  # evaluates
+"""
+
+
+def test_who_takes_long_to_read_what_a_rank_told_last_is_heard_of_meanwhile(cluster: Hosts) -> None:
+    inventory(cluster, only=TWO)
+    Path("history.py").write_text(HISTORY)
+    ringctl("launch", "--", "python3", "history.py")
+    (run,) = json.loads(ringctl("ps", "--json").stdout)
+    assert host_state(cluster, "server2", run["run"])["ranks"][0]["metric"]["of"] == 399_999
+
+
+def test_what_ranks_have_made_another_users_is_told_and_keeps_no_run_from_ending(cluster: Hosts) -> None:
+    inventory(cluster, only=TWO)
+    for host in TWO:
+        program = cluster.path(host, "/opt/as-root")
+        shutil.copy(str(shutil.which("setpriv")), program)
+        program.chmod(0o4755)
+    leave = "exec /opt/as-root --reuid=0 --clear-groups"  # what only root can end
+    script = f'if [ "$RANK" = 0 ]; then {leave} yes; else {leave} sleep 600 >/dev/null 2>&1; fi & sleep 1'
+    run = detached("--", "sh", "-c", script)["run"]
+    assert [ends_on(cluster, host, run)["state"] for host in TWO] == ["succeeded", "succeeded"]
+    (left,) = host_state(cluster, "server2", run)["left"]
+    try:
+        assert f"server2: could not end processes [{left['pid']}]" in ringctl("stop", run, code=1).stdout
+    finally:
+        cluster.run("server2", "kill", "-KILL", str(left["pid"]), user="root")
+    wait_for(lambda: cluster.is_idle("server2"), "its end")
+    assert "could not" not in ringctl("stop", run).stdout
 
 
 # Each rank ends when its host is told to, with what it is told.
