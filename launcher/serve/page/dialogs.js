@@ -42,6 +42,7 @@ const KEYS_TOLD = [
   ["n", "submit a run"],
   ["1 … 7", "tabs of a run"],
   ["f", "follow the log's end"],
+  ["Enter", "in the log: opens the first line in sight, arrows the next ones"],
   ["t", "light, dark, as the system"],
   ["Esc", "close, or leave the field"],
   ["?", "this list"],
