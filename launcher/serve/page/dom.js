@@ -38,6 +38,7 @@ export function set(element, name, value) {
 /** Puts these in place of whatever the element holds. */
 export function put(element, ...children) {
   element.replaceChildren(...flat(children));
+  element.madeFrom = null;
   return element;
 }
 
@@ -54,12 +55,20 @@ export function entitle(text) {
 
 /** A table: columns are {title, of(row), class}; what `of` gives is a text or elements. */
 export function table(caption, columns, rows, attributes) {
+  const filled = (row) => tableCells(columns).map((cell, at) => put(cell, columns[at].of(row)));
+  return tableAround(h("tbody", null, rows.map((row) => h("tr", null, filled(row)))), caption, columns, attributes);
+}
+
+export function tableAround(body, caption, columns, attributes) {
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
     h("table", { class: "plain", ...attributes },
       h("caption", { class: "unseen" }, caption),
-      h("thead", null, h("tr", null, columns.map((one) => h("th", { scope: "col", class: one.class }, one.title)))),
-      h("tbody", null, rows.map((row) => h("tr", null,
-        columns.map((one, at) => h(at === 0 ? "th" : "td", { scope: at === 0 ? "row" : null, class: one.class }, one.of(row))))))));
+      h("thead", null, h("tr", null, columns.map((one) => h("th", { scope: "col", class: one.class }, one.title)))), body));
+}
+
+/** Those of one row, empty. */
+export function tableCells(columns) {
+  return columns.map((one, at) => h(at === 0 ? "th" : "td", { scope: at === 0 ? "row" : null, class: one.class }));
 }
 
 /** Calls `draw` at most once a frame, however often it is asked for. */
@@ -87,6 +96,6 @@ export function paced(draw, ms) {
 export function refresh(element, from, make) {
   const key = JSON.stringify(from);
   if (element.madeFrom === key) return;
-  element.madeFrom = key;
   put(element, make());
+  element.madeFrom = key;
 }

@@ -20,8 +20,10 @@ function verdict(found, bad) {
     : `${failed === 1 ? "One check" : `${failed} checks`} failed`;
   return h("p", { class: `verdict ${found.ok ? (warned ? "warn" : "good") : "bad"}` },
     icon(found.ok ? (warned ? "warn" : "succeeded") : "failed"), h("strong", null, words),
-    isNumber(found.time) ? h("span", { class: "soft" }, `${clock(found.time)}, ${ago(found.time)}`) : null);
+    h("span", { class: "soft" }, whenFound(found)));
 }
+
+export const whenFound = (found) => (isNumber(found.time) ? `${clock(found.time)}, ${ago(found.time)}` : "");
 
 function problems(bad) {
   return h("ul", { class: "problems" }, bad.toSorted((a, b) => ORDER[a.status] - ORDER[b.status]).map((check) => h("li", { class: check.status },

@@ -1,6 +1,7 @@
 // The tables of a run: ranks, preflight, plan and environment, checkpoints, attempts. Each gives {element, update}.
 
 import { h, put, refresh, table } from "./dom.js";
+import { keyedTable } from "./rows.js";
 import { get, runPath } from "./api.js";
 import { stateBadge } from "./icons.js";
 import { capital, clock, duration, figure, isNumber, milliseconds, NOTHING, ranges, sized, whole } from "./format.js";
@@ -15,10 +16,10 @@ function tab(run, part, make) {
 }
 
 export function ranksTab(run, openLog) {
-  return tab(run, (now) => now.ranks, (now) => (now.ranks?.length ? table("Ranks", [
-    { title: "Rank", of: (rank) => h("button", { type: "button", class: "textlink", onclick: () => openLog(rank.rank), "aria-label": `Log of rank ${rank.rank}` }, `rank ${rank.rank}`) },
+  const ranks = keyedTable("Ranks", [
+    { title: "Rank", from: (rank) => rank.rank, of: (rank) => h("button", { type: "button", class: "textlink", onclick: () => openLog(rank.rank), "aria-label": `Log of rank ${rank.rank}` }, `rank ${rank.rank}`) },
     { title: "Host", of: (rank) => rank.host },
-    { title: "State", of: (rank) => stateBadge(rank.state) },
+    { title: "State", from: (rank) => rank.state, of: (rank) => stateBadge(rank.state) },
     { title: "Step", class: "number", of: (rank) => whole(rank.step) },
     { title: "Loss", class: "number", of: (rank) => figure(rank.loss) },
     { title: "Samples/s", class: "number", of: (rank) => figure(rank.samples_per_s) },
@@ -28,7 +29,10 @@ export function ranksTab(run, openLog) {
     { title: "Last sign", class: "number", of: (rank) => (isNumber(rank.heartbeat_age_s) ? duration(rank.heartbeat_age_s) : NOTHING) },
     { title: "Pid", class: "number", of: (rank) => rank.pid ?? NOTHING },
     { title: "Ended", class: "words", of: howEnded },
-  ], now.ranks) : emptyState("No ranks yet", "They are placed when the run starts.")));
+  ], (rank) => rank.rank);
+  const { element, update } = tab(run, (now) => Boolean(now.ranks?.length), (now) => (now.ranks?.length ? ranks.element : emptyState("No ranks yet", "They are placed when the run starts.")));
+  ranks.update(run.ranks ?? []);
+  return { element, update: (now) => { ranks.update(now.ranks ?? []); update(now); } };
 }
 
 function howEnded(rank) {

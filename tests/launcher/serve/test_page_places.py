@@ -25,11 +25,23 @@ print("hello from", os.environ["RANK"], flush=True)
 while not os.path.exists(sys.argv[1]):
     time.sleep(0.05)
 """
+TELLS = """
+import itertools, json, os, time
+for step in itertools.count(1):
+    with open(os.environ["RINGCTL_METRICS"], "a") as file:
+        print(json.dumps({"step": step, "steps": 100000, "loss": 1 / step, "step_ms": 50.0}), file=file)
+    time.sleep(0.05)
+"""
 FAILS_ONCE = "import os; raise SystemExit(int(os.environ['RINGCTL_ATTEMPT'] == '1'))"
 MORE = 55  # than the newest that are listed at once
 AT = 9e9  # a moment that no test comes to
 ALONE = {"prefork": False, "skip_preflight": True}
 NAMES = "return [...document.querySelectorAll('table.runs a.name')].map((one) => one.textContent)"
+HOLD = """
+window.held = [...arguments].map((one) => document.querySelector(one));
+held[0].focus();
+"""
+HELD = "return document.activeElement === held[0] && held.every((one) => one.isConnected)"
 OFFERED = """
 const all = (one) => [...one.options].map((option) => option.textContent);
 return [...document.querySelectorAll(".logtools select")].slice(0, 2).map(all);
@@ -82,7 +94,10 @@ def test_a_run_that_goes_on_is_shown_first_however_many_are_newer_and_leaves_whe
         browser.wait(lambda: browser.texts("tr.queued") == [], "the other one to be cancelled")
 
 
-def test_the_focus_stays_on_a_run_that_comes_to_another_place(browser: Browser, tmp_path: Path) -> None:
+@pytest.mark.parametrize("at", [0, 2], ids=["which-ends", "beside-it"])
+def test_the_focus_stays_on_a_run_that_comes_to_another_place(
+    browser: Browser, tmp_path: Path, at: int
+) -> None:
     focused = "return document.activeElement.textContent"
     with serving(slots=1) as service:
         run = waiting(service, tmp_path / "go", name="ends")
@@ -90,10 +105,58 @@ def test_the_focus_stays_on_a_run_that_comes_to_another_place(browser: Browser, 
         enlist_more(3)
         browser.open(service.link)
         browser.wait(lambda: names(browser) == ["ends", "newer02", "newer01", "newer00"], "the runs")
-        browser.script("document.querySelectorAll('table.runs a.name')[2].focus()")
+        browser.script("document.querySelectorAll('table.runs a.name')[arguments[0]].focus()", at)
         (tmp_path / "go").touch()
         browser.wait(lambda: names(browser) == ["newer02", "newer01", "newer00", "ends"], "it to end")
-        assert browser.script(focused) == "newer01"
+        assert browser.script(focused) == ("ends", "newer02", "newer01")[at]
+
+
+def test_what_is_focused_or_pressed_stays_while_a_run_tells_how_far_it_is(browser: Browser) -> None:
+    from selenium.webdriver import ActionChains
+
+    def wait_for_more(selector: str) -> None:
+        before = browser.text(selector)
+        browser.wait(lambda: browser.text(selector) not in ("", before), "more of the run")
+
+    with serving(slots=1) as service:
+        run = service.submit(sys.executable, "-c", TELLS, name="tells", **ALONE)
+        enlist_more()
+        browser.open(service.link)
+        wait_for_more("tr.running .far")
+        browser.script(HOLD, "tr.running [data-choose]", "tr.running a.name", ".foot button")
+        wait_for_more("tr.running .far")
+        assert browser.script(HELD)
+        ActionChains(browser.driver).click_and_hold(browser.one("tr.running a.name")).perform()
+        wait_for_more("tr.running .far")
+        ActionChains(browser.driver).release().perform()
+        browser.wait(lambda: browser.driver.current_url.endswith(f"#/runs/{run}"), "what was clicked")
+        browser.click("#tab-ranks")
+        browser.one("#panel .textlink")
+        browser.script(HOLD, "#panel .textlink", "#panel .scroll")
+        wait_for_more("#panel td.number")
+        assert browser.script(HELD)
+
+
+def test_the_focus_stays_while_other_runs_come_and_go(browser: Browser, tmp_path: Path) -> None:
+    with serving(slots=2) as service:
+        run = waiting(service, tmp_path / "go", name="goes-on")
+        first, _ = (service.submit("true", at=AT, name=name) for name in ("first", "second"))
+        service.wait_for_state(run, "running")
+        browser.open(service.link)
+        browser.open(f"{service.url}/#/queue")
+        browser.wait(lambda: browser.texts(".queue a.name") == ["first", "second"], "what waits")
+        browser.script(HOLD, "[aria-label='Cancel second']", ".queue li:last-child a")
+        service.client().post(f"/api/runs/{first}/cancel")
+        browser.wait(lambda: browser.texts(".queue a.name") == ["second"], "one to leave")
+        assert browser.script(HELD)
+        browser.open(f"{service.url}/#/hosts")
+        browser.wait(lambda: browser.texts(".uses a") == ["goes-on"], "what runs")
+        browser.script(HOLD, ".uses a", ".host")
+        waiting(service, tmp_path / "go", name="comes")
+        browser.wait(lambda: "0 of 2 free" in browser.text(".host"), "another one to start")
+        browser.wait(lambda: len(browser.texts(".uses a")) == 2, "both")
+        assert browser.script(HELD)
+        (tmp_path / "go").touch()
 
 
 def test_a_run_that_is_forgotten_leaves_the_page(browser: Browser) -> None:

@@ -1,12 +1,13 @@
 // The hosts: how many slots are free, what runs, how busy they are, and what the last preflight found.
 
-import { h, put, refresh, say } from "../dom.js";
+import { h, put, refresh, say, set } from "../dom.js";
+import { keyed } from "../rows.js";
 import { get, post } from "../api.js";
 import { listen } from "../live.js";
 import { icon } from "../icons.js";
 import { ago, capital, figure, isNumber, NOTHING, plural, sized } from "../format.js";
 import { announce, emptyState, errorState, skeleton } from "../dialogs.js";
-import { preflightParts } from "../matrix.js";
+import { preflightParts, whenFound } from "../matrix.js";
 import { runLink } from "../router.js";
 
 const AGAIN_MS = 5000;
@@ -17,6 +18,7 @@ export function hostsView(place) {
   const cards = h("div", { class: "hosts" }), found = h("div"), total = h("p", { class: "soft" });
   const button = h("button", { type: "button", id: "preflight", class: "submits", onclick: check }, "Run preflight");
   const names = new Map(); // of runs, as far as the stream has told
+  const arrange = keyed(cards, (host) => host.name, () => card(names));
   let closed = false, checked = null, waits = 0, shown = null;
   put(place, h("header", { class: "head" }, h("div", null, h("h1", null, "Hosts"), total)), cards,
     h("section", { class: "card pad preflight" }, h("header", { class: "head" }, h("h2", null, "Preflight"), button), found));
@@ -35,7 +37,8 @@ export function hostsView(place) {
     const sum = (key) => hosts.reduce((all, host) => all + (host[key] ?? 0), 0);
     put(total, hosts.length ? `${sum("free")} of ${plural(sum("slots"), "slot")} free on ${plural(hosts.length, "host")}` : "");
     shown = hosts;
-    refresh(cards, hosts.map((host) => [host, ago(host.seen), host.runs?.map((run) => names.get(run.run))]), () => (hosts.length ? hosts.map((host) => card(host, names)) : emptyState("No hosts", "The service has an inventory of its own:", "ringctl serve --hosts hosts.yaml")));
+    arrange(hosts);
+    if (!hosts.length) put(cards, emptyState("No hosts", "The service has an inventory of its own:", "ringctl serve --hosts hosts.yaml"));
   }
 
   async function loadChecked() {
@@ -48,7 +51,8 @@ export function hostsView(place) {
         say(button, "Run preflight");
       }
       checked = now;
-      refresh(found, [now, now ? ago(now.time) : ""], () => (now ? preflightParts(now) : emptyState("Not checked yet", "Preflight looks at every host and every link, and starts nothing.")));
+      refresh(found, now, () => (now ? preflightParts(now) : emptyState("Not checked yet", "Preflight looks at every host and every link, and starts nothing.")));
+      if (now) say(found.querySelector(".verdict .soft"), whenFound(now));
     } catch (error) {
       if (!closed) put(found, errorState(error, loadChecked));
     }
@@ -79,18 +83,44 @@ export function hostsView(place) {
   return { close: () => { closed = true; clearInterval(timer); }, title: "Hosts" };
 }
 
-function card(host, names) {
+function card(names) {
+  const head = h("header"), problem = h("p", { class: "reason bad" }), slots = h("div", { class: "slots", role: "img" }), uses = h("ul", { class: "uses" });
+  const idle = h("p", { class: "soft small" }, "Nothing runs here."), meters = h("dl", { class: "meters" }), seen = h("p", { class: "soft small seen" });
+  const element = h("article", { "data-item": "", tabindex: "-1" }, head, problem, slots, uses, idle, meters, seen), arrange = keyed(uses, (run) => run.run, (run) => use(run, names));
+  const update = (host) => {
+    element.className = `card host${host.error ? " away" : ""}`;
+    refresh(head, [host.name, host.address, host.error, host.free, host.slots], () => heading(host));
+    problem.hidden = !host.error;
+    refresh(problem, [host.error], () => (host.error ? [icon("failed"), capital(host.error)] : null));
+    set(slots, "aria-label", `${host.taken} of ${host.slots} slots taken`);
+    refresh(slots, [host.taken, host.slots], () => boxes(host.taken, host.slots).map((taken) => h("i", { class: taken ? "taken" : "" })));
+    arrange(host.runs ?? []);
+    uses.hidden = !host.runs?.length;
+    idle.hidden = !uses.hidden;
+    refresh(meters, [host.load, host.cores, host.memory_free, host.memory_total, host.disk_free, host.disk_total], () => metersOf(host));
+    say(seen, isNumber(host.seen) ? `heard ${ago(host.seen)}` : "not heard yet");
+  };
+  return { element, update };
+}
+
+function heading(host) {
+  return [h("h2", null, host.name), h("span", { class: "soft small" }, host.address || "this machine"),
+    h("span", { class: `free ${host.free > 0 ? "good" : "off"}` }, host.error ? "away" : `${host.free} of ${host.slots} free`)];
+}
+
+/** A run on a host's card. */
+function use({ run: id }, names) {
+  const name = h("a", { href: runLink(id), title: id }), whose = h("span", { class: "soft small" });
+  return { element: h("li", null, name, whose), update: (run) => {
+    say(name, names.get(id) ?? id);
+    say(whose, `${run.user || "?"}, ${plural(run.slots, "slot")}`);
+  } };
+}
+
+function metersOf(host) {
   const load = host.load?.[0];
-  return h("article", { class: `card host${host.error ? " away" : ""}`, "data-item": "", tabindex: "-1" },
-    h("header", null, h("h2", null, host.name), h("span", { class: "soft small" }, host.address || "this machine"),
-      h("span", { class: `free ${host.free > 0 ? "good" : "off"}` }, host.error ? "away" : `${host.free} of ${host.slots} free`)),
-    host.error ? h("p", { class: "reason bad" }, icon("failed"), capital(host.error)) : null,
-    h("div", { class: "slots", role: "img", "aria-label": `${host.taken} of ${host.slots} slots taken` }, boxes(host.taken, host.slots).map((taken) => h("i", { class: taken ? "taken" : "" }))),
-    host.runs?.length ? h("ul", { class: "uses" }, host.runs.map((run) => h("li", null, h("a", { href: runLink(run.run), title: run.run }, names.get(run.run) ?? run.run), h("span", { class: "soft small" }, `${run.user || "?"}, ${plural(run.slots, "slot")}`)))) : h("p", { class: "soft small" }, "Nothing runs here."),
-    h("dl", { class: "meters" },
-      meter("Load", load, host.cores, isNumber(load) ? `${figure(load, 2)} on ${plural(host.cores ?? 0, "core")}` : NOTHING),
-      used("Memory", host.memory_free, host.memory_total), used("Disk", host.disk_free, host.disk_total)),
-    h("p", { class: "soft small seen" }, isNumber(host.seen) ? `heard ${ago(host.seen)}` : "not heard yet"));
+  return [meter("Load", load, host.cores, isNumber(load) ? `${figure(load, 2)} on ${plural(host.cores ?? 0, "core")}` : NOTHING),
+    used("Memory", host.memory_free, host.memory_total), used("Disk", host.disk_free, host.disk_total)];
 }
 
 /** Which of the boxes are filled. Where there are more slots than boxes, all of them only if no slot is free, none only if all are. */

@@ -1,6 +1,7 @@
 // What waits, in the order it will be looked at, and why.
 
-import { h, put } from "../dom.js";
+import { h, put, refresh, say } from "../dom.js";
+import { keyed } from "../rows.js";
 import { get } from "../api.js";
 import { listen } from "../live.js";
 import { icon, stateBadge } from "../icons.js";
@@ -14,7 +15,7 @@ import { mayChange } from "../me.js";
 const AGAIN_MS = 10000;
 
 export function queueView(place) {
-  const list = h("div", { class: "queue" });
+  const list = h("div", { class: "queue" }), items = h("ol", { class: "card" }), arrange = keyed(items, (run) => run.run, item);
   let closed = false;
   put(place, h("header", { class: "head" }, h("h1", null, "Queue"), h("a", { class: "button submits", href: "#/submit" }, icon("plus"), "Submit a run")), list);
   put(list, skeleton(3));
@@ -29,17 +30,25 @@ export function queueView(place) {
   }
 
   function draw(queue) {
-    const focused = list.contains(document.activeElement) ? document.activeElement.closest("[data-run]")?.dataset.run : null;
-    put(list, queue.length ? h("ol", { class: "card" }, queue.map((run, at) => h("li", { "data-item": "", "data-run": run.run },
-      h("span", { class: "place", "aria-hidden": "true" }, at + 1),
-      h("div", { class: "grow" }, h("a", { class: "name", href: runLink(run.run) }, title(run)),
-        h("span", { class: "soft small" }, [run.user, plural(run.world, "rank"), isNumber(run.submitted) ? `submitted ${ago(run.submitted)}` : "", run.priority ? `priority ${run.priority}` : "",
-          run.after ? `after ${run.after}` : ""].filter(Boolean).join(" · ")),
-        h("span", { class: "reason" }, run.waiting ? capital(whyWaits(run)) : run.state === "queued" ? "Next" : "")),
-      stateBadge(run.state),
-      run.state === "queued" && mayChange(run) ? h("button", { type: "button", class: "quiet danger", "aria-label": `Cancel ${title(run)}`, onclick: () => cancel(run, load) }, "Cancel") : h("span"))))
-      : emptyState("Nothing waits", "Runs that do not fit yet are listed here, each with its reason.", "ringctl submit --world 2"));
-    if (focused) [...list.querySelectorAll("[data-run]")].find((item) => item.dataset.run === focused)?.querySelector("a").focus();
+    arrange(queue);
+    if (!queue.length) put(list, emptyState("Nothing waits", "Runs that do not fit yet are listed here, each with its reason.", "ringctl submit --world 2"));
+    else if (!items.isConnected) put(list, items);
+  }
+
+  function item({ run: id }) {
+    const place = h("span", { class: "place", "aria-hidden": "true" }), name = h("a", { class: "name", href: runLink(id) });
+    const about = h("span", { class: "soft small" }), reason = h("span", { class: "reason" }), side = h("div", { class: "side" });
+    const update = (run, at) => {
+      const may = run.state === "queued" && mayChange(run);
+      say(place, at + 1);
+      say(name, title(run));
+      say(about, [run.user, plural(run.world, "rank"), isNumber(run.submitted) ? `submitted ${ago(run.submitted)}` : "", run.priority ? `priority ${run.priority}` : "",
+        run.after ? `after ${run.after}` : ""].filter(Boolean).join(" · "));
+      say(reason, run.waiting ? capital(whyWaits(run)) : run.state === "queued" ? "Next" : "");
+      refresh(side, [title(run), run.state, may], () => [stateBadge(run.state),
+        may ? h("button", { type: "button", class: "quiet danger", "aria-label": `Cancel ${title(run)}`, onclick: () => cancel(run, load) }, "Cancel") : h("span")]);
+    };
+    return { element: h("li", { "data-item": "" }, place, h("div", { class: "grow" }, name, about, reason), side), update };
   }
 
   load();

@@ -1,6 +1,7 @@
 // The first screen: what runs, what waits, and every other run, each newest first.
 
-import { h, put, say } from "../dom.js";
+import { h, put, refresh, say } from "../dom.js";
+import { keyed } from "../rows.js";
 import { get } from "../api.js";
 import { listen } from "../live.js";
 import { icon, stateBadge } from "../icons.js";
@@ -28,8 +29,7 @@ export function runsView(place, { query }) {
   const view = { state: query.state ?? "", search: query.search ?? "", runs: new Map(), next: null, last: 0, listed: 0, chosen: new Set(), asked: null, news: null };
   const list = h("div", { class: "runlist" }), foot = h("div", { class: "foot" }), status = h("p", { class: "unseen", role: "status" });
   const compare = h("a", { class: "button primary comparebar", hidden: true });
-  const body = h("tbody", { role: "rowgroup" });
-  const rows = new Map(); // run -> {element, key}
+  const body = h("tbody", { role: "rowgroup" }), table = frame(body), arrange = keyed(body, (run) => run.run, row);
   let typing = 0, opened = false;
 
   const chips = h("div", { class: "chips", role: "group", "aria-label": "State" }, FILTERS.map(([value, word]) => h("button", {
@@ -91,8 +91,6 @@ export function runsView(place, { query }) {
 
   /** Shows this where the runs were. */
   function empty(instead) {
-    rows.clear();
-    put(body);
     put(list, instead);
     put(foot);
   }
@@ -128,16 +126,16 @@ export function runsView(place, { query }) {
   }
 
   function draw() {
-    const runs = [...view.runs.values()].sort((a, b) => group(a) - group(b) || b.place - a.place);
-    if (!runs.length) {
-      empty(view.state || view.search
-        ? emptyState("No run matches", "Try another state or fewer letters.", "", h("button", { type: "button", onclick: clear }, "Show all"))
-        : emptyState("No runs yet", "Hand in the first one here, or in a terminal:", "ringctl submit --world 2", h("a", { class: "button primary submits", href: "#/submit" }, "Submit a run")));
-    } else {
-      if (!body.isConnected) put(list, frame());
-      arrange(runs);
-    }
-    put(foot, view.next ? h("button", { type: "button", onclick: more }, "Show older runs") : null);
+    const runs = [...view.runs.values()].sort((a, b) => group(a) - group(b) || b.place - a.place), filtered = Boolean(view.state || view.search);
+    arrange(runs);
+    refresh(list, runs.length ? "runs" : filtered, () => (runs.length ? table : nothing(filtered)));
+    refresh(foot, Boolean(view.next), () => (view.next ? h("button", { type: "button", onclick: more }, "Show older runs") : null));
+  }
+
+  function nothing(filtered) {
+    return filtered
+      ? emptyState("No run matches", "Try another state or fewer letters.", "", h("button", { type: "button", onclick: clear }, "Show all"))
+      : emptyState("No runs yet", "Hand in the first one here, or in a terminal:", "ringctl submit --world 2", h("a", { class: "button primary submits", href: "#/submit" }, "Submit a run"));
   }
 
   function clear() {
@@ -147,47 +145,22 @@ export function runsView(place, { query }) {
     load();
   }
 
-  /** Only rows that differ are made anew, so that a focus stays where it is. */
-  function arrange(runs) {
-    const now = Date.now() / 1000, kept = new Set(runs.map((run) => run.run));
-    const focused = body.contains(document.activeElement) ? document.activeElement : null;
-    for (const [run, row] of rows) if (!kept.has(run)) { row.element.remove(); rows.delete(run); }
-    runs.forEach((run, at) => {
-      const key = JSON.stringify([run, times(run, now), view.chosen.has(run.run)]);
-      let row = rows.get(run.run);
-      if (!row) rows.set(run.run, (row = { element: h("tr", { role: "row", "data-item": "" }), key: "" }));
-      if (row.key !== key) {
-        const inside = row.element.contains(document.activeElement);
-        row.key = key;
-        row.element.className = run.state;
-        put(row.element, cells(run, now));
-        if (inside) row.element.querySelector("a").focus();
-      }
-      if (body.children[at] !== row.element) body.insertBefore(row.element, body.children[at] ?? null);
-    });
-    if (focused?.isConnected && focused !== document.activeElement) focused.focus({ preventScroll: true }); // its row has moved
-  }
-
-  function frame() {
-    const heads = ["State", "Run", "Progress", "Loss", "Who and where", "Compare"];
-    return h("table", { class: "runs", role: "table", "aria-label": "Runs" },
-      h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, heads.map((one) => h("th", { scope: "col", role: "columnheader", class: one === "Compare" ? "tick" : null }, one === "Compare" ? h("span", { class: "unseen" }, one) : one)))), body);
-  }
-
-  function cells(run, now) {
-    const cell = (name, ...inside) => h("td", { role: "cell", class: name }, inside);
-    return [
-      cell("where", stateBadge(run.state)),
-      cell("what", h("a", { class: "name", href: runLink(run.run) }, title(run)),
-        h("span", { class: "soft small id" }, run.name ? `${run.run} · ` : "", times(run, now), run.attempt > 1 ? ` · attempt\u00a0${run.attempt}` : ""),
-        run.error && run.state !== "succeeded" ? h("span", { class: `reason${isActive(run.state) ? "" : " bad"}` }, isActive(run.state) ? `Goes on after: ${run.error}` : capital(run.error)) : null,
-        run.waiting && run.state === "queued" ? h("span", { class: "reason" }, capital(whyWaits(run, now))) : null),
-      cell("far", run.state === "queued" || run.state === "cancelled" ? null : progress(run)),
-      cell("loss", sparkline(run.spark, "Loss"), isNumber(run.loss) ? h("span", { class: "value" }, figure(run.loss, 3)) : null,
-        isNumber(run.accuracy) ? h("span", { class: "soft small" }, percent(run.accuracy)) : null),
-      cell("who", h("span", null, run.user || "–"), h("span", { class: "soft small" }, ranksAndHosts(run))),
-      cell("tick", h("input", { type: "checkbox", checked: view.chosen.has(run.run), "data-choose": "", "aria-label": `Compare ${title(run)}`, onchange: (event) => choose(run.run, event.target.checked) })),
-    ];
+  function row({ run: id }) {
+    const cell = (kind, ...inside) => h("td", { role: "cell", class: kind }, inside);
+    const name = h("a", { class: "name", href: runLink(id) }), about = h("div");
+    const where = cell("where"), far = cell("far"), loss = cell("loss"), who = cell("who"), tick = cell("tick");
+    const element = h("tr", { role: "row", "data-item": "" }, where, cell("what", name, about), far, loss, who, tick);
+    const update = (run) => {
+      element.className = run.state;
+      refresh(where, run.state, () => stateBadge(run.state));
+      say(name, title(run));
+      refresh(about, [run.name, run.state, times(run), run.attempt, run.error, run.waiting && whyWaits(run)], () => aboutRun(run));
+      refresh(far, [title(run), run.state, run.step, run.steps, run.left_s], () => (run.state === "queued" || run.state === "cancelled" ? null : progress(run)));
+      refresh(loss, [run.spark, run.loss, run.accuracy], () => lossOf(run));
+      refresh(who, [run.user, run.world, run.hosts], () => [h("span", null, run.user || "–"), h("span", { class: "soft small" }, ranksAndHosts(run))]);
+      refresh(tick, title(run), () => h("input", { type: "checkbox", checked: view.chosen.has(id), "data-choose": "", "aria-label": `Compare ${title(run)}`, onchange: (event) => choose(id, event.target.checked) }));
+    };
+    return { element, update };
   }
 
   function choose(run, on) {
@@ -204,4 +177,25 @@ export function runsView(place, { query }) {
   listen("/api/stream", {}, { runs: changed, gone, open: again });
   const tick = setInterval(() => { if (view.runs.size) draw(); }, TICK_MS);
   return { close: () => { clearInterval(tick); clearTimeout(typing); view.asked = null; }, title: "Runs" };
+}
+
+function frame(body) {
+  const heads = ["State", "Run", "Progress", "Loss", "Who and where", "Compare"];
+  return h("table", { class: "runs", role: "table", "aria-label": "Runs" },
+    h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, heads.map((one) => h("th", { scope: "col", role: "columnheader", class: one === "Compare" ? "tick" : null }, one === "Compare" ? h("span", { class: "unseen" }, one) : one)))), body);
+}
+
+function aboutRun(run) {
+  return [
+    h("span", { class: "soft small id" }, run.name ? `${run.run} · ` : "", times(run), run.attempt > 1 ? ` · attempt\u00a0${run.attempt}` : ""),
+    run.error && run.state !== "succeeded" ? h("span", { class: `reason${isActive(run.state) ? "" : " bad"}` }, isActive(run.state) ? `Goes on after: ${run.error}` : capital(run.error)) : null,
+    run.waiting && run.state === "queued" ? h("span", { class: "reason" }, capital(whyWaits(run))) : null,
+  ];
+}
+
+function lossOf(run) {
+  return [
+    sparkline(run.spark, "Loss"), isNumber(run.loss) ? h("span", { class: "value" }, figure(run.loss, 3)) : null,
+    isNumber(run.accuracy) ? h("span", { class: "soft small" }, percent(run.accuracy)) : null,
+  ];
 }
