@@ -7,6 +7,7 @@ import { icon } from "./icons.js";
 import { clock, harmless, plural, ranges, whole } from "./format.js";
 import { LINE, LogRows, passes, ranksOf } from "./logmodel.js";
 import { note } from "./router.js";
+import { arrange } from "./rows.js";
 
 const ROW = 22; // pixels, as the style sheet has it
 const BEYOND = 12; // rows drawn above and below what is seen
@@ -256,13 +257,7 @@ export class LogView {
   show(rows) {
     const before = this.shown;
     this.shown = new Map(rows.map((row) => [row, this.drawnRow(row, before.get(row))]));
-    const wanted = rows.length ? [...this.shown.values()].map((one) => one.element) : [h("p", { class: "nothing" }, this.nothing())], kept = new Set(wanted);
-    for (const one of [...this.list.children]) if (!kept.has(one)) one.remove();
-    let next = this.list.firstChild;
-    for (const one of wanted) {
-      if (one === next) next = next.nextSibling;
-      else this.list.insertBefore(one, next);
-    }
+    arrange(this.list, rows.length ? [...this.shown.values()].map((one) => one.element) : [h("p", { class: "nothing" }, this.nothing())]);
   }
 
   drawnRow(row, before) {

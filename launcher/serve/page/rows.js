@@ -22,8 +22,8 @@ export function keyed(parent, keyOf, make) {
 /** Where the focus goes when what had it in this row is not there any more. */
 const firstOf = (row) => (row.matches("[tabindex]") ? row : row.querySelector("a, button"));
 
-/** Moves as few as it can: what is moved while it is pressed is not clicked. */
-function arrange(parent, wanted) {
+/** Has these children in this order. Moves as few as it can: what is moved while it is pressed is not clicked. */
+export function arrange(parent, wanted) {
   const kept = new Set(wanted);
   for (const one of [...parent.children]) if (!kept.has(one)) one.remove();
   let next = parent.firstChild;
