@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import itertools
 import json
+import math
 import re
 import shlex
 import time
@@ -248,8 +249,14 @@ def spark(values: Iterable[float], width: int = SPARK_WIDTH) -> str:
     cuts = [round(i * len(known) / count) for i in range(count + 1)]
     means = [sum(known[a:b]) / (b - a) for a, b in itertools.pairwise(cuts)]
     low, high = min(means), max(means)
-    scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BLOCKS[round((mean - low) * scale)] for mean in means)
+    return "".join(block(mean, low, high) for mean in means)
+
+
+def block(value: float, low: float, high: float) -> str:
+    """As high as the value is between those two; the lowest where they are too far apart, or not at all, to
+    say."""
+    part = (value - low) / (high - low) if high > low else 0.0
+    return BLOCKS[round(part * (len(BLOCKS) - 1))] if math.isfinite(part) else BLOCKS[0]
 
 
 def escaped(text: str) -> str:

@@ -158,6 +158,13 @@ def test_a_curve_of_blocks_goes_the_way_of_its_values() -> None:
     assert len(reporttext.spark([float(i) for i in range(1000)])) == reporttext.SPARK_WIDTH
 
 
+def test_values_at_the_ends_of_what_a_number_can_be_have_a_curve() -> None:
+    assert reporttext.spark([5e-324, 0.0]) == "█▁"
+    assert reporttext.spark([1e-310, 2e-310]) == "▁█"
+    assert reporttext.spark([9e299, -9e299]) == "█▁"
+    assert reporttext.block(1e308, -1e308, 1e308) == "▁", "how far it is cannot be said"
+
+
 SHOWN = (
     *("25.00%", "20261117-024918-8a96", "1 min 15 s", "3 of 9", "attempt 2"),
     *("| 0.25 ms | 940 Mbit/s |", "| 0-1 | python ", "meet at 10.0.0.1:29500, code cdcdcdcdcdcd."),
