@@ -138,7 +138,7 @@ def show(there: Client, run: str, wanted: Filter, look: Look, attempt: int) -> i
     from launcher import showlogs
 
     write = showlogs.writer(look)
-    pages = all_events(there, run) if look.as_json else all_lines(there, run, wanted, look.tail)
+    pages = all_events(there, run) if look.as_json else all_lines(there, run, wanted, look.tail, attempt)
     kept: deque[Event] | None = None if look.tail is None else deque(maxlen=look.tail)
     last = 0
     for last, page in pages:  # noqa: B007 - the last one is told
@@ -181,11 +181,11 @@ def event_of(told: dict[str, Any]) -> Event:
     return Event(**head, data=data)
 
 
-def all_lines(there: Client, run: str, wanted: Filter, tail: int | None) -> Iterator[Page]:
-    """Lines alone, in order; no more of the beginning than is needed."""
+def all_lines(there: Client, run: str, wanted: Filter, tail: int | None, attempt: int) -> Iterator[Page]:
+    """Lines alone, in order; no more of the beginning than is needed for this attempt."""
     path = there.run(run, "/log")
     given = {"rank": only(wanted.ranks), "host": only(wanted.hosts)}
-    after, more = first_needed(there, path, given, wanted, tail), True
+    after, more = first_needed(there, path, given, wanted, tail, attempt), True
     while more:
         page = there.get(path, after=after, limit=AT_ONCE, **given)
         more, after = page["more"], max(after, page["last"] or 0)
@@ -197,18 +197,21 @@ def only(some: frozenset[Any] | None) -> Any:
     return next(iter(some)) if some is not None and len(some) == 1 else None
 
 
-def first_needed(there: Client, path: str, given: Mapping[str, Any], wanted: Filter, tail: int | None) -> int:
-    """What is before this event is not shown: it is too long ago, or more than the last lines."""
+def first_needed(
+    there: Client, path: str, given: Mapping[str, Any], wanted: Filter, tail: int | None, attempt: int
+) -> int:
+    """What is before this event is not shown: it is too long ago, or more than the attempt's last lines."""
     if wanted.since is None and (tail is None or wanted.grep is not None or several(wanted)):
         return 0
     limit = AT_ONCE if tail is None or wanted.since is not None else min(max(tail, 1), AT_ONCE)
     before, count = None, 0
     while True:
         page = there.get(path, before=before, limit=limit, **given)
-        before, count = page["first"] or 0, count + len(page["lines"])
+        before, count = page["first"] or 0, count + sum(line[2] == attempt for line in page["lines"])
         early = wanted.since is not None and any(line[1] < wanted.since for line in page["lines"])
         if not page["more"] or early or (tail is not None and wanted.since is None and count >= tail):
             return max(0, before - 1)
+        limit = AT_ONCE  # those of a later attempt may be many
 
 
 def several(wanted: Filter) -> bool:

@@ -10,7 +10,7 @@ import click
 
 from launcher import cli_history
 from launcher.cli_shared import server_url
-from launcher.client import Client, client_for
+from launcher.client import Client, NotThere, client_for
 
 AT_ONCE = 1000  # rows
 
@@ -29,6 +29,15 @@ def pages(there: Client, **wanted: Any) -> Iterator[list[dict[str, Any]]]:
         before = page["next"]
         if before is None:
             return
+
+
+def id_of(there: Client, reference: str) -> str:
+    """The run that is meant; if there is none, with what to do as without a service."""
+    try:
+        return str(there.find(reference)["run"])
+    except NotThere as error:
+        error.fix = cli_history.LIST
+        raise
 
 
 @runs.command("list")
@@ -50,7 +59,7 @@ def list_(state: str | None, search: str, limit: int, as_json: bool) -> int:
 def diff(names: tuple[str, ...], everything: bool, as_json: bool) -> int:
     """How runs differ: what was asked for, and what came of it. Exit code 0, whether or not they do."""
     there = client_for(server_url())
-    chosen = cli_history.several(names, lambda name: str(there.find(name)["run"]))
+    chosen = cli_history.several(names, lambda name: id_of(there, name))
     cli_history.show_diff(there.get("/api/compare", runs=",".join(chosen)), everything, as_json)
     return 0
 
@@ -64,7 +73,7 @@ def export(names: tuple[str, ...], out: str | None) -> int:
     each run is a file RUN.jsonl of its own.
     """
     there = client_for(server_url())
-    chosen = [there.find(name)["run"] for name in names]
+    chosen = [id_of(there, name) for name in names]
     if not chosen:
         chosen = [row["run"] for page in pages(there) for row in page][::-1]
     cli_history.export_to(out, chosen, lambda run: lines_of(there, run))

@@ -101,6 +101,10 @@ class Nonsense(HostError):
     """An answer that no service would give: asking again is of no use."""
 
 
+class NotThere(InputError):
+    """What was asked for is not known to the service."""
+
+
 class Client:
     """One service."""
 
@@ -298,7 +302,7 @@ def events(lines: Iterator[bytes] | http.client.HTTPResponse) -> Iterator[tuple[
             data += value
 
 
-KINDS: Mapping[int, type[RingctlError]] = {400: InputError, 401: InputError, 403: InputError, 404: InputError}
+KINDS: Mapping[int, type[RingctlError]] = {400: InputError, 401: InputError, 403: InputError, 404: NotThere}
 
 
 def seen(said: Any) -> str:

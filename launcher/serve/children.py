@@ -44,7 +44,7 @@ class Done:
         lines = self._of_hosts() or [line for line in self.err.strip().splitlines() if line.strip()]
         start = next((i for i, line in enumerate(lines) if line.startswith("error: ")), 0)
         error = lines[start].removeprefix("error: ") if lines else f"it ended with code {self.code}"
-        status = {2: 409, 4: 502}.get(self.code, 409)
+        status = {2: 400, 4: 502}.get(self.code, 409)
         return Refused(status, error, " ".join(line.strip() for line in lines[start + 1 : start + 3]))
 
     def _of_hosts(self) -> list[str]:

@@ -129,6 +129,9 @@ def test_lines_are_chosen_as_without_a_service(spoken: tuple[Service, str], at_t
     assert len(shown("--tail", "4")) == 4
     assert len(shown("--tail", "1", "--grep", "^attempt", "--rank", "0-1")) == 1
     assert shown("--previous", "--rank", "0", "--grep", "attempt") == ["[0 here] attempt 1 of 0"]
+    for more in ((), ("--rank", "0"), ("--rank", "0,1"), ("--since", "1h")):
+        tail = ringctl("logs", run, "--previous", *more, "--tail", "2").stdout.splitlines()
+        assert (len(tail), shown("--previous", *more, "--tail", "2")) == (2, sorted(tail))
     assert len(shown("--since", "1h")) == 6
     assert shown("--since", "2999-01-01T00:00") == []
     assert shown("--timestamps", "--rank", "0", "--grep", "aside")[0][2:3] == ":"
@@ -270,6 +273,8 @@ def test_what_cannot_be_done_is_said_in_the_same_words_as_without_a_service(at_t
         ("logs", done, "--previous"),
         ("restart", waits),
         ("restart", cancelled),
+        ("runs", "diff", done, "nope"),
+        ("runs", "export", "nope"),
         ("runs", "diff", done, "done"),
         ("runs", "diff", done),
     ):
@@ -304,6 +309,13 @@ def test_a_host_that_does_not_answer_a_stop_is_named_with_what_was_stopped_elsew
 def test_a_refusal_that_names_no_host_is_said_once() -> None:
     refusal = children.Done(4, "", "").refusal()
     assert str(client.refused(502, refusal.answer().data())) == "the service: it ended with code 4"
+
+
+def test_a_wrong_option_is_one_with_a_service_too() -> None:
+    said = "error: --world 99 is more than the 2 slots of hosts.yaml\n  write --world 2 or less\n"
+    refusal = children.Done(2, "", said).refusal()
+    error = client.refused(refusal.status, refusal.answer().data())
+    assert (error.exit_code, f"error: {error}\n") == (2, said)
 
 
 def test_a_submit_whose_answer_is_cut_off_by_a_kill_is_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
