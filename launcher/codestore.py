@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import os
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from launcher import history, push
-from launcher.errors import InputError
+from launcher.errors import InputError, NotKept
 
 MOST_BYTES = 1 << 30  # unpacked
 MOST_FILES = 20_000  # and as many folders
@@ -65,8 +66,7 @@ def remove_tree(root: Path) -> None:
 
 def receive(digest: str, packed: BinaryIO) -> None:
     """Unpack a tar, and keep it if it is what its digest says."""
-    history.make_folder(store())
-    place = Path(tempfile.mkdtemp(prefix=COMING, dir=store()))
+    place = new_folder()
     try:
         names = unpack(packed, place)
         if push.snapshot_of(place, names).digest != digest:
@@ -80,10 +80,25 @@ def receive(digest: str, packed: BinaryIO) -> None:
             if not has(digest):  # else somebody else was as fast
                 raise
     except (tarfile.TarError, EOFError, OSError, ValueError, RecursionError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise not_kept(error) from None
         words = getattr(error, "strerror", None) or str(error)  # not where that is on this machine
         raise InputError(f"the tar cannot be unpacked: {words[:200]}") from None
     finally:
         remove_tree(place)
+
+
+def new_folder() -> Path:
+    history.make_folder(store())
+    try:
+        return Path(tempfile.mkdtemp(prefix=COMING, dir=store()))
+    except OSError as error:
+        raise not_kept(error) from None
+
+
+def not_kept(error: OSError) -> NotKept:
+    """The disk here is full, or can only be read: it is not the tar that is wrong."""
+    return NotKept(f"{store()}: cannot be written: {error.strerror}")
 
 
 def unpack(packed: BinaryIO, place: Path) -> list[str]:

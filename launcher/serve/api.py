@@ -7,7 +7,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from starlette.concurrency import run_in_threadpool
 
@@ -416,19 +416,21 @@ def have_code(call: Call) -> dict[str, Any]:
 async def put_code(call: Call) -> dict[str, Any]:
     digest = call.path["digest"]
     assert call.incoming is not None
-    place = await run_in_threadpool(incoming_folder)
-    with tempfile.TemporaryFile(dir=place) as file:
-        async for piece in call.incoming:
-            file.write(piece)
-        file.seek(0)
-        if not codestore.has(digest):
-            await run_in_threadpool(codestore.receive, digest, file)
+    try:
+        with await run_in_threadpool(incoming_file) as file:
+            async for piece in call.incoming:
+                await run_in_threadpool(file.write, piece)
+            await run_in_threadpool(file.seek, 0)
+            if not codestore.has(digest):
+                await run_in_threadpool(codestore.receive, digest, file)
+    except OSError as error:
+        raise codestore.not_kept(error) from None
     return {"digest": digest, "have": True}
 
 
-def incoming_folder() -> str:
+def incoming_file() -> BinaryIO:
     queued.make_folders(codestore.store())
-    return str(codestore.store())
+    return tempfile.TemporaryFile(dir=codestore.store())
 
 
 # --- Hosts ---------------------------------------------------------------------------------------

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import gzip
 import io
 import os
+import shutil
 import tarfile
-from collections.abc import Callable
+import tempfile
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from launcher import codestore, push
-from launcher.errors import InputError
+from launcher.errors import InputError, NotKept
+from launcher.serve import api
+from launcher.serve.call import Call
 from tests.launcher.serve.service import Service
 
 
@@ -171,6 +179,38 @@ def test_what_is_too_deep_for_others_is_removed(tmp_path: Path, monkeypatch: pyt
     codestore.remove_tree(place)
     assert not place.exists()
     assert (kept / "file").exists()
+
+
+def no_room(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+FULL = "code: cannot be written: No space left on device"
+
+
+@pytest.mark.parametrize(("module", "name"), [(shutil, "copyfileobj"), (tempfile, "mkdtemp")])
+def test_a_tar_for_which_there_is_no_room_is_not_said_to_be_wrong(
+    module: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, name, no_room)
+    with pytest.raises(NotKept, match=FULL):
+        codestore.receive("0" * 64, packed(("file", "a", b"x")))
+    assert list(codestore.store().iterdir()) == []
+
+
+async def body(*pieces: bytes) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
+
+
+@pytest.mark.parametrize("size", [1, 100_000], ids=["when all is here", "as it comes"])
+def test_what_a_full_disk_has_no_room_for_is_refused(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    service: Any = None  # it is not asked
+    call = Call(service, None, {"digest": "0" * 64}, {}, incoming=body(bytes(size)))
+    with open("/dev/full", "w+b") as full:
+        monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: full)
+        with pytest.raises(NotKept, match=FULL):
+            asyncio.run(api.put_code(call))
 
 
 def test_a_run_whose_code_has_not_come_is_refused(at_the_door: Service) -> None:
