@@ -73,10 +73,11 @@ class Next:
             self.screen.note(f"{failures[-1].cause}; {why_not}")
             return False
         seconds, left = restart_delay(options, len(failures)), options.max_restarts - counted(failures)
-        what = f"attempt {attempt} begins in {seconds:.0f} s"
+        what, when = f"attempt {attempt} begins", f"in {seconds:.0f} s"
         after = "the last one" if left == 0 else f"{left} more after it"
-        self.screen.note(f"attempt {failures[-1].attempt} failed: {failures[-1].cause}; {what}, {after}")
-        self.book.note(what)
+        why = f"attempt {failures[-1].attempt} failed: {failures[-1].cause}"
+        self.screen.note(f"{why}; {what} {when}, {after}")
+        self.book.note(what, due=time.time() + seconds)
         return self.wait(seconds)
 
     def once_free(self, attempt: int, away: Mapping[str, float]) -> Begun | None:

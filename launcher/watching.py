@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import subprocess
 import sys
 import time
@@ -57,6 +58,7 @@ class Watch:
     pid: int = 0  # of who watches it
     here: bool = True  # it is the launch itself, in its terminal
     doing: str = ""  # besides watching
+    due: float = 0.0  # by the clock, when that is to happen; 0 for what happens now, or nobody knows when
     failures: tuple[Failure, ...] = ()
 
 
@@ -110,12 +112,12 @@ class Book:
             return float(mark.read())
         return None
 
-    def note(self, doing: str = "", failure: Failure | None = None) -> None:
+    def note(self, doing: str = "", failure: Failure | None = None, *, due: float = 0.0) -> None:
         before = [
             known for known in self._watch.failures if failure is None or known.attempt != failure.attempt
         ]
         failures = (*before, failure) if failure else tuple(before)
-        self._watch = replace(self._watch, doing=doing, failures=failures)
+        self._watch = replace(self._watch, doing=doing, due=due, failures=failures)
         with contextlib.suppress(RingctlError):  # a full disk: who would go on after us knows less
             write(self._watch)
 
@@ -135,7 +137,7 @@ def watched(run: str) -> Iterator[Book | None]:
 def take(run: str, *, here: bool) -> Book:
     """The book of a run whose lock is ours, from now on in our name."""
     before = read(run) or begin(run)
-    watch = replace(before, pid=os.getpid(), here=here, doing="")
+    watch = replace(before, pid=os.getpid(), here=here, doing="", due=0.0)
     write(watch)
     return Book(watch, took_over=bool(before.pid))
 
@@ -471,5 +473,15 @@ def sentence(run: str) -> str:
     if not is_watched(run):
         return "watched by nobody at the moment; the next ringctl command but this has somebody do it"
     who = "its launch" if watch.here else "a watcher"
-    doing = f", {watch.doing}" if watch.doing else ""
+    doing = f", {watch.doing}{remaining(watch.due)}" if watch.doing else ""
     return f"watched by {who}, process {watch.pid} on this machine{doing}"
+
+
+def remaining(due: float) -> str:
+    """How long it still is until then, at this moment; "" where nobody knows when that is."""
+    return f" in {max(0.0, due - time.time()):.0f} s" if due else ""
+
+
+def steady(words: str) -> str:
+    """A sentence without what changes in it by the mere passing of time."""
+    return re.sub(r" in \d+ s$", "", words)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.concurrency import run_in_threadpool
 
-from launcher import listing, tape
+from launcher import listing, tape, watching
 from launcher.model import Event
 from launcher.serve.call import Answer, Call, Refused, to_bytes
 from launcher.serve.limits import MOST_STREAMS, MOST_STREAMS_EACH
@@ -269,7 +269,8 @@ def steady(detail: Any) -> Any:
     if not isinstance(detail, dict):
         return detail
     ranks = [{**rank, "heartbeat_age_s": None} for rank in detail.get("ranks", ())]
-    return {**detail, "ranks": ranks, "left_s": None}
+    watched = watching.steady(detail.get("watched", ""))
+    return {**detail, "ranks": ranks, "left_s": None, "watched": watched}
 
 
 def read_block(run: str, after: int) -> Block:

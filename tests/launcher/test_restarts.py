@@ -10,13 +10,14 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher import ask, cli, cli_runs, history, hoststop, pruning, restarts, watching
+from launcher import ask, cli, cli_runs, history, hoststop, nextattempt, pruning, render, restarts, watching
 from launcher.agent import Agent
 from launcher.errors import HostError, RingctlError, StoppedEarly
 from launcher.hostproc import carriers
@@ -209,6 +210,25 @@ def test_a_run_is_not_over_while_its_launch_hands_it_to_a_watcher(monkeypatch: p
     assert not watching.begins_again("r", 1), "nobody need watch it"
 
 
+def test_how_long_a_run_still_waits_is_told_as_it_is_when_somebody_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unused: Any = None
+    asked = ask.Asked(HOSTS, replace(OPTIONS, max_restarts=3, restart_delay=40.0), None)
+    monkeypatch.setattr(nextattempt.Next, "wait", lambda *_: True)
+    with watching.alone("r"):
+        book = watching.take("r", here=False)
+        book.note(failure=failed(1))
+        now = time.time()
+        monkeypatch.setattr(time, "time", lambda: now)
+        assert nextattempt.Next(asked, unused, render.NoteScreen(), unused, book, unused).pause_before(2)
+        for left in (40, 25, 0, 0):
+            assert watching.sentence("r").endswith(f", attempt 2 begins in {left} s")
+            now += 15.0 if left == 40 else 30.0
+        book.note("starting attempt 2")
+        assert watching.sentence("r").endswith(", starting attempt 2")
+
+
 def test_what_the_user_stops_is_not_started_again() -> None:
     process = start("launch", "--local", "--world", "2", "--max-restarts", "5", *script("exec sleep 1000"))
     run = wait_for(lambda: os.listdir(run_folder("")) if run_folder("").exists() else [], "the run")[0]
@@ -316,7 +336,7 @@ def test_a_watcher_that_was_killed_is_replaced_by_the_next_command_and_goes_on_c
 
 def test_stop_ends_a_run_that_waits_for_its_next_attempt_and_its_watcher() -> None:
     run, watcher = detached("--max-restarts", "5", "--restart-delay", "600", *script("exit 1"))
-    wait_for(lambda: "begins in 600 s" in (status(run)["watched"] or ""), "the wait")
+    wait_for(lambda: "begins in" in (status(run)["watched"] or ""), "the wait")
     ringctl("stop", run)
     assert not is_alive(watcher)
     assert not watching.file_of(run).exists()
@@ -337,7 +357,7 @@ def test_a_restart_by_hand_takes_the_place_of_the_one_that_was_about_to_begin() 
     run, watcher = detached(
         "--max-restarts", "5", "--restart-delay", "600", *script("[ $attempt = 1 ] && exit 1; sleep 1000")
     )
-    wait_for(lambda: "begins in 600 s" in (status(run)["watched"] or ""), "the wait")
+    wait_for(lambda: "begins in" in (status(run)["watched"] or ""), "the wait")
     again = json.loads(ringctl("restart", run, "--detach", "--json").stdout)
     assert not is_alive(watcher)
     assert is_alive(again["watcher"])
@@ -575,7 +595,7 @@ def test_a_stop_says_so_if_whoever_is_about_to_start_the_run_does_not_go(
 
 def test_a_watcher_that_dies_before_the_next_attempt_is_anywhere_is_replaced_and_that_starts() -> None:
     run, watcher = detached("--max-restarts", "3", "--restart-delay", "600", *script("[ $attempt -gt 2 ]"))
-    wait_for(lambda: "begins in 600 s" in (status(run)["watched"] or ""), "the wait")
+    wait_for(lambda: "begins in" in (status(run)["watched"] or ""), "the wait")
     os.kill(watcher, signal.SIGKILL)
     wait_for(lambda: not is_alive(watcher), "its end")
     record = history.read(run)

@@ -389,7 +389,7 @@ def test_what_was_stopped_from_elsewhere_while_it_waited_is_not_started_again(
     inventory(cluster, only=TWO)
     about = detached("--max-restarts", "3", "--restart-delay", "3", "--", "sh", "-c", "exit 1")
     run = about["run"]
-    wait_for(lambda: (watch := watching.read(run)) and "begins in" in watch.doing, "the wait")
+    wait_for(lambda: (watch := watching.read(run)) and "begins" in watch.doing, "the wait")
     elsewhere = {**os.environ, "RINGCTL_HOME": str(tmp_path / "elsewhere")}
     ringctl("stop", run, "--hosts", os.environ["RINGCTL_HOSTS"], env=elsewhere)
     wait_for(lambda: not is_alive(about["watcher"]), "the watcher's end")

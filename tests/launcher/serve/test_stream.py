@@ -344,6 +344,14 @@ def test_lines_do_not_wait_until_somebody_has_looked_how_the_run_is(monkeypatch:
     asyncio.run(work())
 
 
+def test_time_that_passes_is_no_news() -> None:
+    def told(words: str) -> Any:
+        return stream.steady({"state": "failed", "watched": f"watched by a watcher, {words}"})
+
+    assert told("attempt 2 begins in 40 s") == told("attempt 2 begins in 39 s")
+    assert told("attempt 2 begins in 39 s") != told("starting attempt 2") != told("starting attempt 3")
+
+
 def test_old_blocks_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "MOST_KEPT", 1000)
     monkeypatch.setattr(stream, "read_block", lambda _, after: stream.Block(after + 1, b"x" * 300))
