@@ -40,8 +40,9 @@ Latest = Callable[[], tuple[Found, Mapping[str, Agent]]]  # the agents of all ho
 
 
 def follow_attempts(run: str, latest: Latest, wanted: Filter, look: Look) -> int:
-    """Print the run's events until its end, through all attempts that it starts by itself; also through those
-    that were over before anybody looked. What hosts that were away have of them is printed once it can be."""
+    """Print the run's events until its end, through all attempts that it starts by itself, or somebody by
+    hand meanwhile; also through those that were over before anybody looked. What hosts that were away have of
+    them is printed once it can be."""
     with contextlib.closing(Rests(run, note)) as rests:
         outcome, code, agents = follow_each(latest, wanted, look, rests)
         write = writer(replace(look, tail=None))
@@ -88,11 +89,19 @@ def follow_each(
         if outcome is None:
             return None, code, agents
         shown = outcome.state.attempt
-        if outcome.state.state in ("succeeded", "stopped") or not watching.begins_again(found.run, shown):
+        if not goes_on(outcome.state):
             return outcome, code, agents
         rests.add(its, last.rest, newest, found.rank_hosts_in(newest))
         print(f"attempt {shown} {outcome.state.state}; attempt {shown + 1}:", file=sys.stderr)
         look = replace(look, tail=None)
+
+
+def goes_on(ended: RunState) -> bool:
+    """Wait as long as somebody may start the run again: whether there is a later attempt than this."""
+    if ended.state == "succeeded":
+        return False
+    by_itself = ended.state != "stopped" and watching.begins_again(ended.run, ended.attempt)
+    return by_itself or watching.begun_by_hand(ended.run, ended.attempt)
 
 
 def known_end(found: Found, attempt: int) -> watch.Outcome | None:

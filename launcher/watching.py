@@ -201,6 +201,15 @@ def is_announced(run: str) -> bool:
     return is_held(again_of(run))
 
 
+def begun_by_hand(run: str, attempt: int) -> bool:
+    """Whether a later attempt than this has begun; whoever is about to start one by hand is waited for. That
+    is announced before an attempt is ended for it, and until the next one is written down."""
+    while is_announced(run):
+        time.sleep(0.1)
+    record = history.read(run)
+    return record is not None and record.plan.attempt > attempt
+
+
 def is_called_off(run: str) -> bool:
     """Whether nobody is about to start the run again any more, a while after that was called off."""
     deadline = time.monotonic() + END_S

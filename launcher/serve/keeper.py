@@ -123,7 +123,7 @@ class Keeper:
 
     def is_busy(self, run: str) -> bool:
         """Whether more of it may come."""
-        return run in self.recorders or run in self.reserved
+        return run in self.recorders or run in self.reserved or watching.is_announced(run)
 
     # --- the loop ---
 

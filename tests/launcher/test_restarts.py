@@ -365,6 +365,23 @@ def test_a_restart_by_hand_takes_the_place_of_the_one_that_was_about_to_begin() 
     ringctl("stop", run)
 
 
+@pytest.mark.parametrize("watched", [True, False])
+def test_following_the_log_goes_on_through_a_restart_by_hand(watched: bool) -> None:
+    options = ["--max-restarts", "5", "--restart-delay", "600"] if watched else []
+    first = "exit 1" if watched else "exec sleep 1000"
+    text = f"echo line of $attempt; [ $attempt = 1 ] && {first}; [ $attempt = 2 ]"
+    run = detach(["sh", "-c", f"attempt=$RINGCTL_ATTEMPT; {text}"], world=1, options=options)
+    following = start("logs", run, "--follow")
+    assert following.stdout is not None
+    seen = following.stdout.readline()
+    if watched:
+        wait_for(lambda: "begins in" in watching.sentence(run), "the wait for its next attempt")
+    ringctl("restart", run, "--detach")
+    out, err = following.communicate(timeout=60)
+    assert (seen + out).split("\n")[:-1] == ["[0 localhost] line of 1", "[0 localhost] line of 2"], err
+    assert "attempt 2:" in err
+
+
 def test_attempts_that_cannot_even_start_count_too(tmp_path: Path) -> None:
     port = free_port()
     text = f"while ! [ -e {tmp_path}/gate ]; do sleep 0.02; done; exit 1"
@@ -519,11 +536,15 @@ def test_a_run_is_not_ended_for_a_restart_that_cannot_be_written_down(tmp_path: 
 
 def test_a_restart_that_fails_after_all_says_what_it_has_ended(tmp_path: Path) -> None:
     program = tmp_path / "program"
-    program.write_text("#!/bin/sh\nexec sleep 1000\n")
+    program.write_text("#!/bin/sh\necho here; exec sleep 1000\n")
     program.chmod(0o755)
     run = detach([str(program)], world=1)
+    following = start("logs", run, "--follow")
+    assert following.stdout is not None
+    assert "here" in following.stdout.readline()
     program.unlink()
     said = ringctl("restart", run, "--detach", code=1).stderr
+    assert f"run {run} failed" in following.communicate(timeout=60)[1], "nobody starts it again"
     assert (
         f"no program '{program}' on this host; nothing was left running; attempt 1 was ended for it" in said
     )

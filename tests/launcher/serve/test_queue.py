@@ -485,6 +485,13 @@ def test_a_restart_that_has_just_begun_keeps_its_run_from_being_forgotten_and_th
         assert (service.row(run)["attempt"], service.row(run)["state"]) == (1, "succeeded")
 
 
+def test_readers_of_a_run_that_somebody_is_about_to_start_again_wait_for_that() -> None:
+    one = keeper.Keeper(this_machine(1), lambda _: None, lambda _: None)
+    with watching.Again("r"):
+        assert one.is_busy("r")
+    assert not one.is_busy("r")
+
+
 def test_a_run_that_was_forgotten_meanwhile_is_not_started_again() -> None:
     run = detach(["true"], world=1, options=("--no-prefork",))
     wait_for(lambda: json.loads(ringctl("status", run, "--json").stdout)["state"] == "succeeded", "its end")
