@@ -124,11 +124,12 @@ def had_some(answer: dict[str, Any] | RingctlError) -> bool:
 
 def stopped_line(host: str, answer: dict[str, Any]) -> str:
     from launcher.logs import ranges
+    from launcher.told import words_of
 
     if not answer["known"]:
         return f"{host}: had not started it, and will not"
     if answer["left"]:
-        return f"{host}: could not end processes {answer['left']}"
+        return f"{host}: could not end processes {words_of(answer['left'])}"
     if not answer["ended"]:
         going_on = answer["was"] in ("starting", "running")  # without ranks: somebody else ends it, too
         was = "being ended" if going_on else answer["was"]

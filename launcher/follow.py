@@ -261,6 +261,16 @@ class Update:
         return {**self.away, **{host: f"{host}: {why}" for host, why in self.lost.items()}}
 
 
+class Clock:
+    """The time of day, which does not go back when somebody sets the clock."""
+
+    def __init__(self) -> None:
+        self._began = time.time() - time.monotonic()
+
+    def now(self) -> float:
+        return max(time.time(), self._began + time.monotonic())
+
+
 def follow(
     agents: Mapping[str, Agent],
     run: str,
@@ -297,6 +307,7 @@ def follow(
         reader.start()
     taken = None if after is None else Taken({name: after.get(name, first(attempt)) for name in agents})
     merger, heard = Merger(list(agents)), Heard(set(agents), some)
+    clock = Clock()
     try:
         while heard.open:
             try:
@@ -306,11 +317,11 @@ def follow(
                 events = []
             else:
                 heard.take(piece)
-                events = merger.add(piece, time.time() + CLOCKS_AGREE_S)
+                events = merger.add(piece, clock.now() + CLOCKS_AGREE_S)
                 if taken:
                     taken.heard(piece.host, piece.place)
             if not heard.behind:
-                events += merger.ready(time.time() - HOLD_S)
+                events += merger.ready(clock.now() - HOLD_S)
             yield Update(events, not heard.behind, heard.away, heard.lost, places_after(taken, events))
     finally:
         quit_.set()

@@ -8,7 +8,7 @@ import signal
 
 from launcher.hostanswer import Refused
 from launcher.hostdisk import read_json, replace_file
-from launcher.hostproc import identity
+from launcher.hostproc import alive, identity
 from launcher.hostruns import FINAL, home_folder, read_state, run_folder
 from launcher.hoststop import GONE_S, terminate
 from launcher.hostwarden import be, be_warden
@@ -111,5 +111,8 @@ def refuse_again(request: dict[str, Any]) -> None:
         raise Refused(f"{ALREADY} {run} on this host already")
     if before and before["state"] not in FINAL:  # nobody could ask this host to end it
         raise Refused(f"attempt {before['attempt']} of run {run} still goes on here")
+    left = [who["pid"] for who in (before or {}).get("left", ()) if alive(who)]
+    if left:
+        raise Refused(f"what it has of the attempt before did not end: {left}")
     if before:
         terminate(before, GONE_S, signal.SIGTERM)  # it may stay for other hosts, and has the master port

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 1.0  # state.json is written at least this often
 MOST_METRICS = 64 << 20  # bytes of a rank's metrics that are still read when it has ended: the last ones
-ASKED_S = 5.0  # so long they are, if somebody waits for the end of the run
+ASKED_S = 5.0  # so long they are, of all ranks together, if somebody waits for the end of the run
 HELD_BYTES = 8 << 20  # events that wait for room on a full disk; ranks that say more meanwhile are ended
 
 
@@ -67,6 +67,7 @@ class Supervisor:
         self.ending = Ending(folder, plan, warden, self.ranks, self.stacks)
         self.lease_fd = -1
         self.left: list[dict[str, Any]] = []  # processes that could not be ended
+        self.read_until = float("inf")  # of what the ranks told last no more than a piece is read after this
 
     # starting
 
@@ -236,11 +237,13 @@ class Supervisor:
         with an ear for the others; and for whoever ends the run, not for long."""
         end = rank.metrics.size()
         rank.metrics.offset = max(rank.metrics.offset, end - MOST_METRICS)
-        deadline = float("inf")
-        while rank.metrics.offset < end and time.monotonic() < deadline and self.read_metrics(rank):
+        while rank.metrics.offset < end and self.read_metrics(rank):
             self.ending.attend(0.0)
+            now = time.monotonic()
             if self.ending.asked:
-                deadline = min(deadline, time.monotonic() + ASKED_S)
+                self.read_until = min(self.read_until, now + ASKED_S)
+            if now > self.read_until:
+                return
 
     def read_report(self) -> bool:
         """Take the pids that the zygote reports; False once it has reported all it will."""
@@ -369,14 +372,15 @@ class Supervisor:
         """The start failed: leave no process, and say of every rank that it did not start."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
-        kill_below(5.0)
+        self.left = kill_below(5.0)
         self.state, reason = ("stopped", "stopped") if error == STOPPED_EARLY else ("failed", error)
         self.free_slots()
         for rank in self.ranks:
             rank.state, rank.reason = self.state, reason
             log_exit(self.log, rank.number, self.state, 127, None, reason)
         self.ended = time.time()
-        self.log.event("host_finished", rank=None, state=self.state, cause=error, left=[])
+        left = [process["pid"] for process in self.left]
+        self.log.event("host_finished", rank=None, state=self.state, cause=error, left=left)
         self.close()
 
     def save(self, durable: bool = True) -> bool:

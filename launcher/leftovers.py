@@ -12,6 +12,7 @@ from launcher import history
 from launcher.agent import Agent
 from launcher.errors import HostError, RingctlError
 from launcher.model import Host
+from launcher.told import words_of
 from launcher.transport import Pool
 from launcher.watch import GRACE_S, anew
 
@@ -111,7 +112,7 @@ def end_before(
 def refuse_left(host: str, answer: dict[str, Any] | RingctlError | None) -> None:
     """Raise if processes are left that could not be ended."""
     if isinstance(answer, dict) and answer["left"]:
-        raise HostError(host, f"what it has of the attempt before did not end: {answer['left']}")
+        raise HostError(host, f"what it has of the attempt before did not end: {words_of(answer['left'])}")
 
 
 def words(ending: Ending) -> str:

@@ -22,6 +22,7 @@ from launcher.logs import visible
 from launcher.preflight import mend
 from launcher.preflight.examine import Seen, data_folder, environment_here
 from launcher.preflight.mend import Action, Means
+from launcher.told import words_of
 from launcher.wholefile import replace_whole
 
 CREATE_S = 3600.0
@@ -153,7 +154,7 @@ def stop_run(run: str, agents: Mapping[str, Agent], seen: Seen) -> Outcome:
         if isinstance(answer, RingctlError):
             outcome[name] = answer
         elif answer["left"]:
-            outcome[name] = RingctlError(f"cannot end processes {answer['left']}")
+            outcome[name] = RingctlError(f"cannot end processes {words_of(answer['left'])}")
         else:
             outcome[name] = f"run {run} is stopped"
     return outcome

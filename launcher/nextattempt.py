@@ -115,13 +115,14 @@ class Next:
                 return None
 
     def start(self, attempt: int, away: Mapping[str, float]) -> Begun:
-        """End what is left of the attempts up to this one, look whether all hosts are well, and start the
+        """End what is left of the attempts that were begun, look whether all hosts are well, and start the
         next: on the same hosts, or, where that is allowed, without those that cannot be reached."""
         asked, run = self.asked, self.asked.options.run
         record = history.read(run)
         hosts = (*record.hosts, *record.former) if record else ()
         needed = {host.name for host in record.hosts} if record else set()
-        unasked = end_before(agents_for(hosts, self.pool), run, attempt, away)
+        begun = record.plan.attempt if record else attempt  # those after it have not, and are not stopped
+        unasked = end_before(agents_for(hosts, self.pool), run, begun, away)
         history.note_ended(run, [host.name for host in hosts if host.name not in unasked], unasked)
         history.need_room()  # before hosts are asked for more
         lacking = {name: why for name, why in unasked.items() if name in needed}

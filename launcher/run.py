@@ -23,6 +23,7 @@ from launcher.preflight import survey as surveys
 from launcher.preflight.examine import Examined, examine, result_line
 from launcher.push import Snapshot, push
 from launcher.runs import stop
+from launcher.told import words_of
 from launcher.transport import Pool
 from launcher.watch import Interrupts, Screen
 
@@ -171,15 +172,25 @@ def undone(
         reasons.append(NOT_AGAIN)  # no attempt follows by itself, so none needs the slots that are kept
     answers = [stop(agents, plan.run, 0.0, reason, attempt=plan.attempt, exact=True) for reason in reasons]
     unsure = [name for name, answer in answers[0].items() if isinstance(answer, RingctlError)]
+    left = {
+        name: words_of(answer["left"])
+        for name, answer in answers[-1].items()
+        if isinstance(answer, dict) and answer["left"]
+    }
     if not unsure and len(agents) == len(plan.hosts):  # no host has it, so none can tell that it is over
         note_over(plan, "stopped" if stopped else "failed", errors[0])
     if stopped:
         return StoppedEarly(stopped[0])
-    if PORT_TAKEN in errors[0].message and not unsure:
+    if PORT_TAKEN in errors[0].message and not unsure and not left:
         return PortTaken(f"{errors[0].message}; nothing was left running", fix=FREE_PORT)
     if unsure:
         errors[0].message += f"; {', '.join(unsure)} could not be asked to stop what may have started"
         errors[0].fix = f"once it can be reached: ringctl stop {plan.run}"
+    elif left:
+        errors[0].message += "".join(
+            f"; {name} could not end processes {pids}" for name, pids in left.items()
+        )
+        errors[0].fix = f"end them there; then: ringctl stop {plan.run}"
     elif agents:
         errors[0].message += "; nothing was left running"
     return errors[0]

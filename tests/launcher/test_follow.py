@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher import kit
-from launcher.follow import Decoder, Merger, Piece
+from launcher.follow import Clock, Decoder, Merger, Piece
 from launcher.model import Event
 from tests.launcher.ringctl import detach, events, run_folder, wait_until_final
 
@@ -199,3 +200,15 @@ def test_a_host_whose_clock_was_set_ahead_is_shown_all_the_same() -> None:
     ahead = [Event("line", 3600.0 + n, "r", 1, "b", 0, {"n": n}) for n in range(3)]
     assert merger.add(Piece("b", events=ahead, watermark=3602.0), 1.5) == []
     assert merger.add(Piece("a", watermark=2.0), 2.0) == ahead
+
+
+def test_a_clock_that_is_set_back_holds_up_nothing_that_hosts_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    before = clock.now()
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 3600.0)
+    assert before <= clock.now() < before + 60.0
+    monkeypatch.setattr(time, "time", lambda: now + 3600.0)
+    assert clock.now() == now + 3600.0

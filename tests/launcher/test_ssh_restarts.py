@@ -267,6 +267,25 @@ def has_supervisor(cluster: Hosts, host: str, run: str) -> bool:
     return warden in [process.host_pid for process in cluster.processes(host)]
 
 
+def test_tries_that_never_began_do_not_keep_the_run_from_starting_once_its_hosts_are_back(
+    cluster: Hosts,
+) -> None:
+    inventory(cluster, only=TWO)
+    fails = "while [ ! -e /home/train/go ]; do sleep 0.1; done; exit 3"
+    about = detached("--max-restarts", "2", "--restart-delay", "0.1", "--", "sh", "-c", fails)
+    cluster.stop_sshd("server2")
+    cluster.end_sessions("server2")
+    for host in TWO:
+        hosts.write_home(cluster, host, "go", "")
+    wait_for(lambda: not is_alive(about["watcher"]), "its watcher to give up", 60.0)
+    cluster.start_sshd("server2")
+    for host in TWO:
+        cluster.path(host, "/home/train/go").unlink()
+    ringctl("restart", about["run"], "--detach")
+    wait_for(lambda: host_state(cluster, "server2", about["run"])["state"] == "running", "its start")
+    ringctl("stop", about["run"], "--grace", "0")
+
+
 HISTORY = """
 import json, os, time
 with open(os.environ["RINGCTL_METRICS"], "a") as metrics:
@@ -302,6 +321,8 @@ def test_what_ranks_have_made_another_users_is_told_and_keeps_no_run_from_ending
     (left,) = host_state(cluster, "server2", run)["left"]
     try:
         assert f"server2: could not end processes [{left['pid']}]" in ringctl("stop", run, code=1).stdout
+        refused = ringctl("restart", run, "--detach", code=None).stderr
+        assert f"server2: what it has of the attempt before did not end: [{left['pid']}]" in refused
     finally:
         cluster.run("server2", "kill", "-KILL", str(left["pid"]), user="root")
     wait_for(lambda: cluster.is_idle("server2"), "its end")
