@@ -13,6 +13,7 @@ const ROW = 22; // pixels, as the style sheet has it
 const BEYOND = 12; // rows drawn above and below what is seen
 const PAGE = 1000; // lines asked for at a time
 const MOST_PENDING = 30000;
+const ENOUGH = 20000; // lines, folded to however few rows: of a log that says the same for hours nobody who follows needs all
 const PACE_MS = 60;
 const RUSH_MS = 200; // where nothing of what was drawn is in sight any more: nobody can read it sooner
 const TYPING_MS = 250;
@@ -36,6 +37,7 @@ export class LogView {
     this.again = 0; // before this, lines that could not be had are not asked for again
     this.failed = false; // the first of them could not
     this.skips = 0; // how often lines were passed over
+    this.trimmed = false; // more is pending than is kept
     this.held = false; // somebody has pressed a button on a line
     this.typing = 0;
     this.shown = new Map(); // of each row in sight: its element, and what that depends on
@@ -95,6 +97,7 @@ export class LogView {
     this.failed = false;
     this.rows.clear();
     this.pending = []; // gathered under other filters, perhaps
+    this.trimmed = false;
     this.paint();
     try {
       const path = runPath(this.run, "/log");
@@ -118,7 +121,7 @@ export class LogView {
       if (this.asked === mine) {
         this.failed = true;
         announce(error.message, { bad: true, fix: error.fix });
-        if (!error.status || error.status >= 500) setTimeout(() => { if (this.asked === mine && this.box.isConnected) this.load(line); }, AGAIN_MS);
+        if (!error.status || error.status === 429 || error.status >= 500) setTimeout(() => { if (this.asked === mine && this.box.isConnected) this.load(line); }, AGAIN_MS);
       }
     } finally {
       if (this.asked === mine) this.loading = false;
@@ -128,8 +131,10 @@ export class LogView {
 
   ready() {
     this.loading = false;
+    if (this.trimmed) this.rows.newer = true; // which is then asked for
     if (!this.rows.newer) this.rows.append(this.pending);
     this.pending = [];
+    this.trimmed = false;
   }
 
   /** Lines as the stream sends them. */
@@ -138,7 +143,10 @@ export class LogView {
     if (!this.follows && this.rows.isFull) this.rows.newer = true; // what somebody reads is not taken away
     if (this.loading || this.failed || this.rows.newer) {
       this.pending.push(...wanted);
-      if (this.pending.length > MOST_PENDING) this.pending.splice(0, this.pending.length - MOST_PENDING);
+      if (this.pending.length > MOST_PENDING) {
+        this.pending = [];
+        this.trimmed = true;
+      }
     } else if (wanted.length) {
       this.rows.append(wanted);
       this.paint();
@@ -167,6 +175,7 @@ export class LogView {
         const added = this.rows.prepend(answer.lines);
         this.stretch();
         this.box.scrollTop += ROW * added;
+        this.before = this.box.scrollTop; // by ourselves: nobody has asked to follow
         this.rows.older = answer.more && answer.first < this.rows.first + (answer.lines.length ? 1 : 0);
         this.rows.first = answer.first || this.rows.first;
       } else {
@@ -207,7 +216,7 @@ export class LogView {
     if (event.target === this.box) return;
     const up = new AbortController();
     this.held = true;
-    for (const name of ["pointerup", "pointercancel", "blur"]) {
+    for (const name of ["pointerup", "pointercancel", "contextmenu", "blur"]) {
       addEventListener(name, () => { up.abort(); this.held = false; this.paint(); }, { signal: up.signal });
     }
   }
@@ -249,7 +258,7 @@ export class LogView {
     this.rows.dropped = 0;
     this.pace = (this.rows.added - this.drawn) * ROW > this.height ? RUSH_MS : PACE_MS;
     this.drawn = this.rows.added;
-    if (scrollTop < ROW * 40 && this.rows.older) this.more(true);
+    if (scrollTop < ROW * 40 && this.rows.older && !(this.follows && this.rows.said > ENOUGH)) this.more(true);
     else if (this.rows.newer && end > rows.length - 40) this.more(false);
   }
 
@@ -280,7 +289,7 @@ export class LogView {
     const { line, count } = row, ranks = ranksOf(row), id = line[LINE.id], rank = line[LINE.rank];
     const all = `ranks ${ranges(ranks)}`, many = all.length > WHO ? `${ranks.size} ranks` : all;
     const who = ranks.size > 1 ? many : rank === null ? line[LINE.host] : `rank ${rank}`;
-    return h("div", { class: `logline ${line[LINE.stream]}${this.isChosen(row) ? " chosen" : ""}`, onclick: () => this.choose(row) },
+    return h("div", { class: `logline ${line[LINE.stream]}${this.isChosen(row) ? " chosen" : ""}`, onclick: () => { if (!String(getSelection())) this.choose(row); } },
       h("time", null, clockOf(line[LINE.time])),
       h("span", { class: `who c${ranks.size > 1 || rank === null ? "x" : rank % COLOURS}`, title: ranks.size > 1 ? all : line[LINE.host] }, who),
       h("span", { class: "mark", title: line[LINE.stream] === "err" ? "stderr" : null }, line[LINE.stream] === "err" ? "!" : ""),
@@ -298,7 +307,6 @@ export class LogView {
 
   choose(row) {
     const line = row.line;
-    if (String(getSelection())) return; // somebody selects text to copy it
     this.chosen = line[LINE.id];
     note({ line: this.chosen });
     if (this.follows) this.follow(false);

@@ -35,6 +35,7 @@ export class LogRows {
     this.newer = false; // and after: then what is said now does not follow on
     this.dropped = 0; // rows taken from the front since the last look
     this.added = 0; // rows that came at the end, ever
+    this.said = 0; // lines in all rows
   }
 
   /** Lines after the last one; those that are here already are left out. */
@@ -43,6 +44,7 @@ export class LogRows {
     for (const line of lines) {
       if (line[LINE.id] <= this.last) continue;
       this.last = line[LINE.id];
+      this.said += 1;
       if (!this.first) this.first = line[LINE.id];
       const before = this.rows[this.rows.length - 1];
       if (this.folds && before && same(before.line, line)) {
@@ -69,6 +71,7 @@ export class LogRows {
     this.rows = [...earlier.rows, ...(folds ? this.rows.slice(1) : this.rows)];
     if (earlier.first) this.first = earlier.first;
     this.last = Math.max(this.last, earlier.last);
+    this.said += earlier.said;
     return this.rows.length - had;
   }
 

@@ -1,13 +1,13 @@
 // The tables of a run: ranks, preflight, plan and environment, checkpoints, attempts. Each gives {element, update}.
 
-import { h, put, refresh, table } from "./dom.js";
+import { h, put, refresh, say, table } from "./dom.js";
 import { keyedTable } from "./rows.js";
 import { get, runPath } from "./api.js";
 import { stateBadge } from "./icons.js";
 import { capital, clock, duration, figure, isNumber, milliseconds, NOTHING, ranges, sized, whole } from "./format.js";
 import { quoted } from "./typed.js";
 import { emptyState, errorState, skeleton } from "./dialogs.js";
-import { preflightParts } from "./matrix.js";
+import { preflightParts, whenFound } from "./matrix.js";
 
 function tab(run, part, make) {
   const element = h("section", { class: "card pad" }), update = (now) => refresh(element, part(now), () => make(now));
@@ -41,8 +41,9 @@ function howEnded(rank) {
 }
 
 export function preflightTab(run) {
-  return tab(run, (now) => now.preflight, (now) => (now.preflight ? preflightParts(now.preflight)
+  const { element, update } = tab(run, (now) => now.preflight, (now) => (now.preflight ? preflightParts(now.preflight)
     : emptyState("No preflight recorded", "What was checked before this run started is not known here.", "", h("a", { class: "button", href: "#/hosts" }, "The last one of all hosts"))));
+  return { element, update: (now) => { update(now); if (now.preflight) say(element.querySelector(".verdict .soft"), whenFound(now.preflight)); } };
 }
 
 export function planTab(run) {

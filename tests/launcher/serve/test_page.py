@@ -172,6 +172,28 @@ while (asked < 2 || view.loading) await soon();
 for (let time = 0; time < 50; time += 1) { view.render(); await soon(); }
 return asked;
 """
+TOO_MUCH_MEANWHILE = """
+let come = null;
+answer = (where) => {
+  if (where.includes("after=1")) return Promise.resolve(told([line(2), line(3)], false));
+  return new Promise((go) => { come = () => go(told([line(1)], false)); });
+};
+const view = begin();
+view.take(Array.from({ length: 30001 }, (_, at) => line(at + 2)));
+come();
+for (let time = 0; time < 100 && ids(view).length < 2; time += 1) await soon();
+return ids(view);
+"""
+THE_SAME_FOR_HOURS = """
+const said = (id) => [id, 0, 1, "a", 0, "out", "the same"];
+answer = (where) => {
+  const before = Number(new URL(where, location).searchParams.get("before") ?? 1000001);
+  return Promise.resolve(told(Array.from({ length: 1000 }, (_, at) => said(before - 1000 + at)), true));
+};
+const view = begin();
+for (let time = 0; time < 60; time += 1) { view.render(); await soon(); }
+return [ids(view).length, view.rows.said];
+"""
 STAYS_IN_SIGHT = """
 answer = () => Promise.resolve(told([line(1), line(2)], false));
 const view = begin();
@@ -553,6 +575,8 @@ IN_LOGS = {
     "older lines cannot be had": (FAILS_AGAIN_AND_AGAIN, 2),  # the first question, and one that failed
     "the newest cannot be had": (CANNOT_BE_HAD, ["The log could not be had.", []]),
     "somebody selects a text in it": (STAYS_IN_SIGHT, [0, 4]),  # whose element stays
+    "more comes meanwhile than it keeps": (TOO_MUCH_MEANWHILE, [1, 2, 3]),  # so it asks for it
+    "it says the same for hours": (THE_SAME_FOR_HOURS, [1, 21000]),  # of which it does not ask for all
     "a button is down": (NOT_UNDER_A_BUTTON, [1, 3]),  # under which nothing moves
     "the same was said on both sides of a seam": (SEAM, [1, 3, 2, 1, 4]),
     "it shows a rank that is no more": (RANK_IS_GONE, ["3", 3]),

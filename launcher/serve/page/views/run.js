@@ -86,7 +86,8 @@ export function runView(place, { run: id, query }) {
   put(parts.head, h("a", { class: "back", href: "#/runs" }, "← Runs"), about, buttons, far);
 
   function drawRun() {
-    refresh(about, [run.run, run.name, run.state, run.user, run.world, run.hosts, run.attempt, run.watched, times(run)], heading);
+    refresh(about, [run.run, run.name, run.state, run.user, run.world, run.hosts, run.attempt, run.watched], heading);
+    say(about.querySelector("time"), times(run));
     refresh(buttons, [run.run, run.name, run.state, run.user, run.world, run.actions], () => actionsOf(run, changed));
     refresh(far, [run.state, run.step, run.steps, run.left_s], () => (run.state === "queued" || run.state === "cancelled" ? null : progress(run)));
     refresh(parts.banner, [run.cause, run.error, run.fix, run.state, run.waiting && whyWaits(run)], banners);
@@ -98,7 +99,7 @@ export function runView(place, { run: id, query }) {
     const attempt = run.attempt > 1 ? ` · attempt ${run.attempt}` : "", watched = run.watched ? ` · ${run.watched}` : "";
     return [
       h("div", { class: "titleline" }, h("h1", null, title(run)), stateBadge(run.state)),
-      h("p", { class: "soft" }, run.name ? `${run.run} · ` : "", run.user ? `${run.user} · ` : "", ranksAndHosts(run), ` · ${times(run)}`, attempt, watched),
+      h("p", { class: "soft" }, run.name ? `${run.run} · ` : "", run.user ? `${run.user} · ` : "", ranksAndHosts(run), " · ", h("time", null, times(run)), attempt, watched),
     ];
   }
 

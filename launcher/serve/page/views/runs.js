@@ -154,7 +154,8 @@ export function runsView(place, { query }) {
       element.className = run.state;
       refresh(where, run.state, () => stateBadge(run.state));
       say(name, title(run));
-      refresh(about, [run.name, run.state, times(run), run.attempt, run.error, run.waiting && whyWaits(run)], () => aboutRun(run));
+      refresh(about, [run.name, run.state, run.attempt, run.error, run.waiting && whyWaits(run)], () => aboutRun(run));
+      say(about.querySelector("time"), times(run));
       refresh(far, [title(run), run.state, run.step, run.steps, run.left_s], () => (run.state === "queued" || run.state === "cancelled" ? null : progress(run)));
       refresh(loss, [run.spark, run.loss, run.accuracy], () => lossOf(run));
       refresh(who, [run.user, run.world, run.hosts], () => [h("span", null, run.user || "–"), h("span", { class: "soft small" }, ranksAndHosts(run))]);
@@ -187,7 +188,7 @@ function frame(body) {
 
 function aboutRun(run) {
   return [
-    h("span", { class: "soft small id" }, run.name ? `${run.run} · ` : "", times(run), run.attempt > 1 ? ` · attempt\u00a0${run.attempt}` : ""),
+    h("span", { class: "soft small id" }, run.name ? `${run.run} · ` : "", h("time", null, times(run)), run.attempt > 1 ? ` · attempt\u00a0${run.attempt}` : ""),
     run.error && run.state !== "succeeded" ? h("span", { class: `reason${isActive(run.state) ? "" : " bad"}` }, isActive(run.state) ? `Goes on after: ${run.error}` : capital(run.error)) : null,
     run.waiting && run.state === "queued" ? h("span", { class: "reason" }, capital(whyWaits(run))) : null,
   ];
