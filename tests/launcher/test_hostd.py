@@ -11,12 +11,15 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from launcher import hostranks, kit
 from launcher.hostoutput import MetricsTail
+from launcher.hostranks import Rank
+from launcher.hostsupervisor import Supervisor
 from tests.launcher.ringctl import (
     detach,
     events,
@@ -765,3 +768,24 @@ def test_a_late_stop_that_meets_a_later_attempt_on_its_way_leaves_it_alone() -> 
 def waits_for_a_lock(pid: int) -> bool:
     locks = Path("/proc/locks").read_text().splitlines()
     return any("->" in line and f" {pid} " in line for line in locks)
+
+
+def test_whoever_reads_a_long_end_of_metrics_has_an_ear_for_the_others(tmp_path: Path) -> None:
+    told = "".join(json.dumps({"step": number, "note": "x" * 100}) + "\n" for number in range(40_000))
+    (tmp_path / "metrics").write_text(told)
+    attended: list[float] = []
+    supervisor: Any = Supervisor.__new__(Supervisor)  # as much of one as this takes
+    supervisor.ending = SimpleNamespace(attend=attended.append, asked=False)
+    supervisor.stacks, supervisor.read_until = SimpleNamespace(looks=0), float("inf")
+    supervisor.log = SimpleNamespace(event=lambda *_, **__: None)
+    rank = Rank(
+        {"rank": 0, "local_rank": 0, "argv": [], "env": {"RINGCTL_METRICS": str(tmp_path / "metrics")}}
+    )
+    supervisor.read_last_metrics(rank)
+    assert rank.last["step"] == 39_999
+    assert len(attended) > 4, "once a piece"
+    supervisor.ending.asked, supervisor.read_until = True, 0.0
+    rank.metrics.offset = 0
+    supervisor.read_last_metrics(rank)
+    assert len(attended) < 12
+    assert rank.metrics.offset < len(told), "nobody who ends the run waits for all of it"
