@@ -26,12 +26,13 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
-# With a whole file for each worker, what begins last decides when all is done: these take longest, in this order.
+# With a whole file for each worker, what begins last decides when all is done: these take longest, in order.
 LONG = (
     "test_ssh_restarts.py", "test_queue.py", "test_ssh_leases.py", "test_ssh_one_end.py", "test_failures.py",
-    "test_preflight.py", "test_restarts.py", "test_ssh_launch.py", "test_crash_points.py", "test_ssh_serve.py",
-    "test_resume.py", "test_page.py", "test_ssh_logs.py", "test_soak.py", "test_page_places.py", "test_remote.py",
-    "test_ssh_ends.py", "test_hostd.py", "test_bench.py", "test_large.py",
+    "test_preflight.py", "test_restarts.py", "test_ssh_launch.py", "test_crash_points.py",
+    "test_ssh_serve.py", "test_resume.py", "test_page.py", "test_ssh_logs.py", "test_soak.py",
+    "test_page_places.py", "test_remote.py", "test_ssh_ends.py", "test_hostd.py", "test_bench.py",
+    "test_large.py",
 )  # fmt: skip
 
 
