@@ -14,8 +14,8 @@ from typing import Any
 from launcher import kit
 from launcher.errors import HostError, RingctlError
 from launcher.model import Host
-from launcher.redact import revealed
-from launcher.told import HostNow, check_stopped, checked_now, checked_state, words_of
+from launcher.redact import Hidden, revealed
+from launcher.told import HostNow, check_stopped, checked_now, checked_secrets, checked_state, words_of
 from launcher.transport import Channel, Completed, Pool, Transport
 
 SENTINEL = b"--ringctl-hostd--\n"
@@ -59,6 +59,12 @@ class Agent:
         answer = self.ask("hostd.py", ["slots"], {})
         with understood(self.host.name):
             return checked_now(answer)
+
+    def secrets(self, run: str) -> dict[str, Hidden]:
+        """What the run's log there may not show."""
+        answer = self.ask("hostd.py", ["secrets"], {"run": run})
+        with understood(self.host.name):
+            return {name: Hidden(value) for name, value in checked_secrets(answer).items()}
 
     def tell_stop(self, run: str, grace: float, attempt: int, timeout: float) -> None:
         """That it is about to be asked to."""

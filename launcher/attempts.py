@@ -44,7 +44,14 @@ def see_through(
             leftovers.look_after(former, agents, plan.attempt - 1, unended)
             again = asked.options.max_restarts > 0
             outcome, failure = one_attempt(
-                plan, agents, beside, interrupts, book, again=again, counts=not took_over
+                plan,
+                agents,
+                beside,
+                interrupts,
+                book,
+                again=again,
+                least=asked.options.min_world,
+                counts=not took_over,
             )
             rests.add(agents, outcome.heard_to, plan.attempt, plan.rank_hosts)
             over = outcome.state.state in ("succeeded", "stopped") or interrupts.count
@@ -121,10 +128,11 @@ def one_attempt(
     book: Book | None,
     *,
     again: bool,
+    least: int | None,
     counts: bool = True,
 ) -> tuple[Outcome, Failure]:
-    """How this attempt ended. One that whoever watched before us was about to start may be on no host: then
-    it is none that `counts`."""
+    """How this attempt ended, which may go on with `least` ranks. One that whoever watched before us was
+    about to start may be on no host: then it is none that `counts`."""
     state = fold.initial(plan)
     if book is None:
         outcome = watch(state, agents, screen, interrupts)
@@ -132,7 +140,7 @@ def one_attempt(
         try:
             outcome = watch(
                 state, agents, screen, interrupts, again=again,
-                given_up=lambda: book.stopped, unmet=book.unmet,
+                given_up=lambda: book.stopped, unmet=book.unmet, least=least,
             )  # fmt: skip
         except RingctlError as error:
             return Outcome(fold.as_lost(state), None), not_started(plan.attempt, error, counts=counts)

@@ -35,8 +35,8 @@ def heard_of(run: str | None, where: dict[str, str | None]) -> Heard:
 def checkpoints(run: str | None, as_json: bool, **where: str | None) -> int:
     """Which checkpoints the latest run, or RUN, has, and on which hosts.
 
-    A checkpoint is complete when all ranks have finished their parts of it. That is unknown while a host
-    that may have one cannot be reached. `ringctl pull` brings a model here.
+    A checkpoint is complete when all ranks have finished their parts of it, and these are there. That is
+    unknown while a host that may have one cannot be reached. `ringctl pull` brings a model here.
     """
     from launcher import pull, pulling, render, text
     from launcher.logs import visible

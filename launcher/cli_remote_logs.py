@@ -227,11 +227,13 @@ def line_event(run: str, line: Sequence[Any]) -> Event:
 def save(there: Client, row: Mapping[str, Any], target: Path, attempt: int) -> int:
     """Write DIR/<run>/."""
     from launcher import showlogs
+    from launcher.ownfolder import closed_to_others
 
-    folder = showlogs.new_folder(target / row["run"])
     wanted = attempt or row["attempt"]
     pages = ([e for e in page if e.attempt == wanted] for _, page in all_events(there, row["run"]))
-    print(f"{showlogs.write_files(pages, folder)} files in {folder}")
+    with closed_to_others():
+        folder = showlogs.new_folder(target / row["run"])
+        print(f"{showlogs.write_files(pages, folder)} files in {folder}")
     return 0
 
 

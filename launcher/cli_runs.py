@@ -64,7 +64,7 @@ def stop(run: str | None, grace: float, as_json: bool, **where: str | None) -> i
         words = f"rank {ranges(found.elsewhere)} of it is on a host that is not named here, and may go on"
         click.echo(f"error: {words}", err=True)
         return HostError.exit_code
-    left = any(answer["left"] for answer in answers.values())
+    left = any(answer["left"] or not answer.get("kept", True) for answer in answers.values())
     return HostError.exit_code if errors else 1 if left or ended.watched else 0
 
 
@@ -123,6 +123,12 @@ def had_some(answer: dict[str, Any] | RingctlError) -> bool:
 
 
 def stopped_line(host: str, answer: dict[str, Any]) -> str:
+    from launcher.told import unwritten
+
+    return "\n".join(filter(None, (what_ended(host, answer), unwritten(host, answer))))
+
+
+def what_ended(host: str, answer: dict[str, Any]) -> str:
     from launcher.logs import ranges
     from launcher.told import words_of
 
@@ -223,22 +229,23 @@ def telling_what_ended(found: Found, again: Again) -> Iterator[None]:
 
 
 def end_before(found: Found, asked: Asked) -> None:
-    """End the attempt before. A host that cannot be asked, and is not needed any more, ends what it has."""
+    """End the attempt before. A host that cannot be asked, or cannot end what it has, is asked again if it is
+    not needed any more."""
     from launcher import history, restarts
-    from launcher.leftovers import refuse_left
+    from launcher.leftovers import what_is_left
 
     needed = {host.name for host in restarts.needed(asked)}
     ended = end_everywhere(found, grace=5.0)
     if ended.watched:
         raise RingctlError(still_there(found.run))
     for host, answer in ended.answers.items():
-        refuse_left(host, answer)
-        if not isinstance(answer, RingctlError):
-            continue
-        if host in needed:
-            raise HostError(host, f"cannot stop the attempt before: {answer.message}")
-        click.echo(f"{answer.message}; it is asked again for as long as somebody watches the run", err=True)
-        history.note_ended(found.run, (), [host])
+        left, silent = what_is_left(answer), answer.message if isinstance(answer, RingctlError) else ""
+        if host in needed and (left or silent):
+            raise HostError(host, left or f"cannot stop the attempt before: {silent}")
+        if left or silent:
+            words = silent or f"{host}: {left}"
+            click.echo(f"{words}; it is asked again for as long as somebody watches the run", err=True)
+            history.note_ended(found.run, (), [host])
 
 
 def asked_again(run: str, world: int | None, grow: bool, i_know: bool = False) -> tuple[Asked, Found]:

@@ -11,6 +11,7 @@ import click
 if TYPE_CHECKING:
     from launcher.agent import Agent
     from launcher.errors import InputError, RingctlError
+    from launcher.history import Record
     from launcher.model import Inventory
     from launcher.runs import Found
     from launcher.transport import Pool
@@ -276,21 +277,43 @@ def show_status(found: Found, detail: Mapping[str, Any] | None, watched: str, *,
 
 
 def agents_of(found: Found, *, former: bool = False) -> dict[str, Agent]:
-    """Its hosts; also those that only earlier attempts were on, if they are asked for."""
+    """Its hosts; also those that only earlier attempts were on, if they are asked for. What they tell
+    is freed of the run's secrets."""
+    from launcher import history
     from launcher.agent import agents_for
 
-    pool().hidden = secrets_of(found.run)
-    return agents_for((*found.hosts, *(found.former if former else ())), pool())
+    record = history.read(found.run)
+    pool().hidden, problem = secrets_of(record) if record else ((), f"run {found.run} is not known here")
+    agents = agents_for((*found.hosts, *(found.former if former else ())), pool())
+    if record is None or record.options.env_file:
+        hide_what_hosts_know(found.run, agents, problem)
+    return agents
 
 
-def secrets_of(run: str) -> tuple[str, ...]:
-    """Values that its log may not show, as far as the file that they came from can still be read."""
-    from launcher import history, redact
+def secrets_of(record: Record) -> tuple[tuple[str, ...], str]:
+    """Values that its log may not show, and why the file that they came from cannot be read, if it cannot."""
+    from launcher import redact
     from launcher.errors import InputError
 
-    record = history.read(run)
     try:
-        return redact.of_run(record.options) if record else ()
+        return redact.of_run(record.options), ""
     except InputError as error:
-        click.echo(f"warning: secrets are not looked for in what is shown: {error.message}", err=True)
-        return ()
+        return (), error.message
+
+
+def hide_what_hosts_know(run: str, agents: Mapping[str, Agent], problem: str) -> None:
+    """Each host knows what its ranks were given, whatever the file holds by now. Where there is no file to
+    read either, for which `problem` is the reason, it is said that nothing is hidden."""
+    from launcher import redact
+    from launcher.errors import RingctlError
+    from launcher.fanout import fan_out
+
+    answers = fan_out(agents, lambda name: agents[name].secrets(run))
+    for name, told in answers.items():
+        if not isinstance(told, RingctlError):
+            agents[name].hidden = redact.longest_first((*agents[name].hidden, *redact.to_look_for(told)))
+    errors = [told.message for told in answers.values() if isinstance(told, RingctlError)]
+    if problem and errors:
+        more = f" (and {len(errors) - 1} more hosts)" if errors[1:] else ""
+        why = f"{problem}; {errors[0]}{more}"
+        click.echo(f"warning: secrets are not looked for in what is shown: {why}", err=True)

@@ -25,6 +25,7 @@ from launcher.transport import Channel
 SOURCE = "hostfiles.py"
 QUIET_S = 60.0  # in so long
 WAIT_S = 1.0  # for the next piece, before looking again
+LONGEST_S = 5.0  # counts of what took longer: we may have been stopped meanwhile
 LEAST_BYTES = 64 << 10  # at least so much comes, or the rest of a file
 GROWTH = 64 << 20  # that a file or a log may have become longer since its host told its length
 BLOCK = 1 << 20
@@ -68,9 +69,9 @@ class Sender(Conversation):
         argv = [*agent.transport.program(SOURCE), "send"]
         return cls(agent.transport, SOURCE, argv, [{"run": run, "files": list(files)}])
 
-    def length(self, path: str) -> int:
+    def length(self, path: str, seconds: float = ANSWER_S) -> int:
         """Of what is wanted of the next file, which is that."""
-        answer = self.answer(ANSWER_S)
+        answer = self.answer(max(seconds, 0.0))
         if "missing" in answer:
             raise Gone(f"{self.host.name}: {path} is not there any more")
         length = answer.get("bytes")
@@ -78,9 +79,9 @@ class Sender(Conversation):
             raise HostError(self.host.name, f"it does not say how long {path} is")
         return length
 
-    def body(self, length: int) -> Iterator[bytes]:
+    def body(self, length: int, pace: Pace | None = None) -> Iterator[bytes]:
         """So many bytes, as they come, and none that comes after them."""
-        pace = Pace(self.host.name)
+        pace = pace or Pace(self.host.name)
         while length:
             data = self._rest or self._channel.read(pace.left())
             if data == b"":
@@ -116,13 +117,13 @@ class Pace:
 # --- Models and metrics --------------------------------------------------------------------------
 
 
-def take_model(agent: Agent, run: str, step: int, copy: Copy, part: Path) -> None:
+def take_model(agent: Agent, run: str, folder: str, copy: Copy, part: Path) -> None:
     """`part` is the whole model afterwards. It goes on from what there is of it, and what has come when the
     host goes away stays."""
     if is_copy(part, copy):
         return
     digest, have = begun(part, copy.bytes)
-    path = f"checkpoints/step-{step:08d}/model.pt"
+    path = f"checkpoints/{folder}/model.pt"
     with contextlib.closing(Sender.of(agent, run, [{"path": path, "offset": have}])) as sender:
         length = sender.length(path)
         if have + length != copy.bytes:
@@ -134,7 +135,7 @@ def take_model(agent: Agent, run: str, step: int, copy: Copy, part: Path) -> Non
     part.unlink()
     if not have:
         raise Damaged(f"{copy.host}: model.pt has not the checksum that it had when it was written")
-    take_model(agent, run, step, copy, part)  # its beginning was perhaps that of a damaged one
+    take_model(agent, run, folder, copy, part)  # its beginning was perhaps that of a damaged one
 
 
 def begun(part: Path, whole: int) -> tuple[Any, int]:
@@ -166,14 +167,17 @@ def hashed(path: Path) -> Any:
 def take_metrics(agent: Agent, run: str, files: Sequence[MetricsFile], folder: Path, lines: bool) -> int:
     """Write each under its name here; how many that were. `lines`: somebody may still be writing the last."""
     wanted = [{"path": file.path, "offset": 0, "lines": lines} for file in files]
+    pace, patience = Pace(agent.host.name), ANSWER_S  # with all of them together
     with contextlib.closing(Sender.of(agent, run, wanted)) as sender:
         for file in files:
-            length = sender.length(file.path)
+            began = time.monotonic()
+            length = sender.length(file.path, patience)
+            patience -= min(time.monotonic() - began, LONGEST_S)
             if length > file.bytes + GROWTH:
                 raise HostError(agent.host.name, f"{file.path} is longer than it said")
             need_room(folder, length)
             half = folder / (file.name + ".part")
-            write(half, "wb", sender.body(length))
+            write(half, "wb", sender.body(length, pace))
             half.rename(folder / file.name)
     return len(files)
 

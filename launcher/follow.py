@@ -293,15 +293,8 @@ def follow(
     quit_ = threading.Event()
     request = {"run": run, "follow": live, "attempt": attempt}
     readers = []
-    for name, agent in agents.items():
-        decoder = Decoder(run, name, hidden=agent.hidden)
-        if after and name in after:
-            decoder.begin_at(after[name])
-        if agent.host.local:
-            decoder.clock_offset = 0.0
-        decoder.attempt = attempt
-        if rank_hosts is not None:
-            decoder.own = frozenset([None, *(rank for rank, host in rank_hosts.items() if host == name)])
+    for agent in agents.values():
+        decoder = decoder_for(agent, run, attempt, after or {}, rank_hosts)
         readers.append(Reader(agent, request, decoder, pieces, quit_, patience))
     for reader in readers:
         reader.start()
@@ -328,6 +321,21 @@ def follow(
         deadline = time.monotonic() + QUIT_S
         while any(reader.is_alive() for reader in readers) and time.monotonic() < deadline:
             drain(pieces)
+
+
+def decoder_for(
+    agent: Agent, run: str, attempt: int, after: Mapping[str, Place], rank_hosts: Mapping[int, str] | None
+) -> Decoder:
+    name = agent.host.name
+    decoder = Decoder(run, name, hidden=agent.hidden)
+    if name in after:
+        decoder.begin_at(after[name])
+    if agent.host.local:
+        decoder.clock_offset = 0.0
+    decoder.attempt = attempt
+    if rank_hosts is not None:
+        decoder.own = frozenset([None, *(rank for rank, host in rank_hosts.items() if host == name)])
+    return decoder
 
 
 class Heard:

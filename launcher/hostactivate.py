@@ -170,7 +170,8 @@ def run_activation_scripts(prefix: str, environ: dict[str, str]) -> dict[str, st
     inside, said = shell_environ([shell, "-c", code, SENTINEL.decode()] + scripts, environ, ACTIVATION_S)
     if inside is None:
         last = max((said.rfind(script), script) for script in scripts)[1]
-        raise Refused(f"{last} did not come to its end; it said: {said.rpartition(last)[2].strip()[-300:]}")
+        words = said.rpartition(last)[2].strip()[-300:]
+        raise Refused(f"{last} did not come to its end" + (f"; it said: {words}" if words else ""))
     own = {k: v for k, v in inside.items() if k not in OF_THE_SHELL}
     return dict(own, **{k: environ[k] for k in OF_THE_SHELL if k in environ})
 

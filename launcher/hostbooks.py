@@ -8,6 +8,7 @@ import os
 import time
 
 from launcher.hostdisk import (
+    ROOM_BYTES,
     NotPlain,
     open_plain,
     read_json,
@@ -16,10 +17,10 @@ from launcher.hostdisk import (
     replace_file,
     room_file,
 )
-from launcher.hostevents import EventLog, log_exit, segment_name, segments
+from launcher.hostevents import RANK_EXITED, EventLog, log_exit, segment_name, segments
 from launcher.hostproc import alive
 from launcher.hostruns import FINAL
-from launcher.hostword import stop_word
+from launcher.hostword import MAY_BE, stop_word
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
@@ -27,24 +28,26 @@ if TYPE_CHECKING:
     from typing import Any
 
 EXIT_KEYS = ("state", "exit_code", "signal", "reason")
-FINAL_EVENTS = (b'{"kind":"rank_exited"', b'{"kind":"host_finished"')
+FINAL_EVENTS = (RANK_EXITED, b'{"kind":"host_finished"')
 
 
-def close_books(folder: str, reason: str, left: Sequence[dict[str, Any]] = ()) -> None:
+def close_books(folder: str, reason: str, left: Sequence[dict[str, Any]] = (), unwritten: int = 0) -> None:
     """Give every rank its final event, and the run its final state, if its supervisor did not live to. `left`
-    are processes that could not be ended."""
+    are processes that could not be ended; `unwritten` lines of the log are lost, MAY_BE if nobody knows."""
     import fcntl
 
     lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        unwritten = unwritten or (MAY_BE if is_full(folder) else 0)
         remove_file(room_file(folder))
         remove_leftovers(os.path.join(folder, "state.json"))
         state = read_json(os.path.join(folder, "state.json"))
         if state is None or state["state"] in FINAL or alive(state["hostd"]):
             return  # the last: of a later attempt, which began this moment
         asked = stop_word(folder, int(state["attempt"]))
-        stopped = asked is not None and asked.get("reason", "stopped") == "stopped"
+        wanted = asked.get("reason", "stopped") if asked else reason  # on a full disk there is no word
+        stopped = wanted == "stopped"
         reason = "stopped" if stopped else reason
         told = final_ranks(folder, int(state["attempt"]))
         for rank in state["ranks"]:
@@ -53,11 +56,17 @@ def close_books(folder: str, reason: str, left: Sequence[dict[str, Any]] = ()) -
                 rank.update(told.get(rank["rank"]) or killed)
         all_well = all(rank["state"] == "succeeded" for rank in state["ranks"])
         final = "succeeded" if all_well else "stopped" if stopped else "failed"
-        state.update(state=final, ended=time.time(), cause=reason, left=list(left))
+        state.update(state=final, ended=time.time(), cause=reason, left=list(left), unwritten=unwritten)
         log_ends(folder, state, told)
         replace_file(os.path.join(folder, "state.json"), json.dumps(state).encode())
     finally:
         os.close(lock)
+
+
+def is_full(folder: str) -> bool:
+    """Whether lines may have waited for room on the disk."""
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize < ROOM_BYTES
 
 
 def final_ranks(folder: str, attempt: int) -> dict[int | None, dict[str, Any]]:
@@ -90,7 +99,8 @@ def log_ends(folder: str, state: dict[str, Any], told: dict[int | None, dict[str
         log_exit(log, rank["rank"], *(rank[key] for key in EXIT_KEYS))
     if None not in told:
         left = [who["pid"] for who in state["left"]]
-        log.event("host_finished", rank=None, state=state["state"], cause=state["cause"], left=left)
+        more = {"unwritten": state["unwritten"]} if state["unwritten"] else {}
+        log.event("host_finished", rank=None, state=state["state"], cause=state["cause"], left=left, **more)
     if not log.finish():
         if log.size == 0:
             remove_file(os.path.join(folder, segment_name(log.attempt, log.segment)))

@@ -6,6 +6,7 @@
     tell     hoststop.py      that a run is about to be stopped, on all of its hosts
     stop     hoststop.py      end a run: TERM, grace, KILL, then a sweep for whatever still carries its id
     stacks   hostprogress.py  have the supervisor note where each rank is, as events of the run
+    secrets  hostruns.py      the run's variables that no log may show, with their values
     slots    hostruns.py      which runs have slots of this host, of whichever user; its load, memory and disk
 
 It is pushed to every host with all that it imports (kit.py): standard library only, Python 3.8 and up. The
@@ -21,7 +22,7 @@ import sys
 from launcher.hostanswer import answered
 from launcher.hostfollow import command_follow
 from launcher.hostprogress import command_stacks
-from launcher.hostruns import command_runs, command_slots
+from launcher.hostruns import command_runs, command_secrets, command_slots
 from launcher.hoststart import claim_slots, command_start
 from launcher.hoststop import command_stop, command_tell
 
@@ -42,6 +43,7 @@ def main() -> int:
         "tell": command_tell,
         "stop": command_stop,
         "stacks": command_stacks,
+        "secrets": command_secrets,
         "slots": command_slots,
     }
     signal.alarm(REQUEST_S)

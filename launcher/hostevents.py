@@ -8,6 +8,7 @@ import time
 
 from launcher.hostdisk import NO_ROOM
 
+RANK_EXITED = b'{"kind":"rank_exited"'
 SEGMENT_BYTES = 64 << 20  # a log segment is closed and never touched again once it is this long
 
 
@@ -93,6 +94,19 @@ class EventLog:
                 raise
             self.problem = error.strerror
         return False
+
+    def shorten(self, most: int) -> int:
+        """On a disk that stays full: of what waits, keep the first lines up to so many bytes, and how ranks
+        ended. How many are lost."""
+        data = b"".join(self.waiting)
+        kept = data.rfind(b"\n", 0, most) + 1
+        rest = data[kept:].splitlines(keepends=True)
+        ends = [line for line in rest if line.startswith(RANK_EXITED)]
+        if self.torn and not kept:
+            self.torn, self.size = False, SEGMENT_BYTES  # half a line is passed over at a segment's end
+        self.waiting = [memoryview(part) for part in (data[:kept], *ends) if part]
+        self.held = sum(map(len, self.waiting))
+        return len(rest) - len(ends)
 
     def event(self, kind: str, /, **data: object) -> None:
         record = dict({"kind": kind, "time": round(time.time(), 6)}, **data)

@@ -28,12 +28,14 @@ REQUEST_S = 60  # whoever asks has said all by then
 MANIFEST_BYTES = 1 << 20
 MOST_STEPS = 64  # that are told of, the newest; the trainer keeps two
 RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-STEP = re.compile(r"step-([0-9]{8,18})")
+STEP = re.compile(r"step-([0-9]{8,18})(?:\.([1-9][0-9]{0,5}))?")
 PART = re.compile(r"rank-(0|[1-9][0-9]{0,5})\.(pt|json)")
 METRICS = re.compile(r"metrics-([1-9][0-9]{0,5})\.jsonl")
 NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
 EVENTS = re.compile(r"events-([0-9]+)-[0-9]+\.jsonl")
-SENT = re.compile(r"checkpoints/step-[0-9]{8,18}/model\.pt|ranks/[0-9]{1,6}/metrics-[0-9]{1,6}\.jsonl")
+SENT = re.compile(
+    r"checkpoints/step-[0-9]{8,18}(\.[0-9]{1,6})?/model\.pt|ranks/[0-9]{1,6}/metrics-[0-9]{1,6}\.jsonl"
+)
 
 
 class Refused(Exception):
@@ -101,7 +103,7 @@ def opened(real: str) -> int:
 def command_list(request: dict[str, Any]) -> dict[str, Any]:
     base = run_folder(request.get("run"))
     return {
-        "steps": [step_in(base, name) for name in step_names(base)],
+        "steps": [step_in(base, *place) for place in step_places(base)],
         "ranks": [int(rank["rank"]) for rank in plan_of(base)["ranks"]],
         "metrics": metrics_in(base),
         "events": events_bytes(base),
@@ -109,18 +111,17 @@ def command_list(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def step_names(base: str) -> list[str]:
-    """The folders of the newest checkpoints, in order; what has another name, or is no folder, is none."""
-    found = [
-        (int(match[1]), match[0]) for match in map(STEP.fullmatch, names_in(base, "checkpoints")) if match
-    ]
-    places = [(step, name) for step, name in found if name == f"step-{step:08d}"]
-    return [n for _, n in sorted(places) if os.path.isdir(below(base, "checkpoints", n))][-MOST_STEPS:]
+def step_places(base: str) -> list[tuple[int, int, str]]:
+    """Step, turn and folder of the newest checkpoints, in order; what has another name, or is no folder, is
+    none."""
+    matches = [match for match in map(STEP.fullmatch, names_in(base, "checkpoints")) if match]
+    found = [(int(match[1]), int(match[2] or 0), match[0]) for match in matches]
+    places = [place for place in found if place[2].partition(".")[0] == f"step-{place[0]:08d}"]
+    return [p for p in sorted(places) if os.path.isdir(below(base, "checkpoints", p[2]))][-MOST_STEPS:]
 
 
-def step_in(base: str, name: str) -> dict[str, Any]:
+def step_in(base: str, step: int, turn: int, name: str) -> dict[str, Any]:
     """What this host has of one checkpoint: its files, and what their manifests say."""
-    step = int(name[len("step-") :])
     files, manifests, unread, written = {}, [], [], 0.0
     for file in sorted(names_in(base, "checkpoints", name)):
         match = PART.fullmatch(file)
@@ -134,7 +135,8 @@ def step_in(base: str, name: str) -> dict[str, Any]:
             unread += [] if manifest else [int(match[1])]
         else:
             files[file] = found.st_size
-    return {"step": step, "written": written, "files": files, "manifests": manifests, "unread": unread}
+    found_here = {"files": files, "manifests": manifests, "unread": unread}
+    return {"step": step, "turn": turn, "written": written, **found_here}
 
 
 def manifest_in(path: str, step: int, rank: int) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ import time
 from launcher import hostprefork
 from launcher.hostactivate import find_program
 from launcher.hostanswer import Refused
-from launcher.hostdisk import READ_BYTES, read_json
+from launcher.hostdisk import READ_BYTES, read_json, read_plain
 from launcher.hostoutput import LineSplitter, MetricsTail
 from launcher.hostprefork import become_rank_process
 from launcher.hostproc import alive, exit_code, signal_name
@@ -67,8 +67,7 @@ def needs_others(command: PythonCommand, cwd: str) -> bool:
     """Whether the program may import anything besides what comes with Python, such as torch."""
     known = getattr(sys, "stdlib_module_names", None)  # since Python 3.10
     try:
-        with open(os.path.join(cwd, command.target), "rb") as f:
-            source = f.read(READ_BYTES)
+        source = read_plain(os.path.join(cwd, command.target))
     except OSError:
         return True  # also a module, wherever it is
     if known is None or len(source) == READ_BYTES or FINDS_MODULES.search(source):

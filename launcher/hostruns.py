@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+from launcher.hostanswer import Refused
 from launcher.hostdisk import read_json
 from launcher.hostproc import alive
 
@@ -54,6 +55,18 @@ def command_runs(request: dict[str, Any]) -> dict[str, Any]:
     wanted = request.get("run")
     states = [state_to_tell(name) for name in runs_here() if wanted in (None, name)]
     return {"runs": [state for state in states if state], "time": time.time()}
+
+
+def command_secrets(request: dict[str, Any]) -> dict[str, Any]:
+    """What the newest attempt here was given as secrets, for whoever shows the run's log to hide them."""
+    folder = run_folder(str(request["run"]))
+    if not os.path.isdir(folder):
+        return {"secrets": {}}  # it has no log here either
+    plan = read_json(os.path.join(folder, "plan.json"))
+    if plan is None or "secrets" not in plan:
+        raise Refused("what was secret is not written down there; an older ringctl may have started the run")
+    names = plan["secrets"]
+    return {"secrets": {name: rank["env"][name] for rank in plan["ranks"] for name in names}}
 
 
 def command_slots(_: dict[str, Any]) -> dict[str, Any]:

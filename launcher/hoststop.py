@@ -7,9 +7,9 @@ import signal
 import time
 
 from launcher.hostbooks import close_books
-from launcher.hostproc import alive, carriers, kill_all, send
+from launcher.hostproc import alive, carriers, descendants, identity, kill_all, send
 from launcher.hostruns import FINAL, read_state, run_folder
-from launcher.hostword import NOT_AGAIN, leave_word
+from launcher.hostword import MAY_BE, NOT_AGAIN, leave_word
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
@@ -54,18 +54,22 @@ def command_stop(request: dict[str, Any]) -> dict[str, Any]:
         # Late: what runs here now is not what was to be ended.
         return {"known": True, "was": before["state"], "state": before["state"], "ended": [], "left": []}
     running = [r["rank"] for r in before["ranks"] if r["state"] in ("waiting", "running")]
+    warden = before["warden"]
+    below = [identity(pid) for pid in descendants(int(warden["pid"]))] if alive(warden) else []
     terminate(before, grace + 15.0, number)
     left = kill_all(lambda: carriers(run, ends), 5.0)  # what somebody has started since then is not ours
+    still = [who for who in below if alive(who)]  # also what was made another user's
     if reason in ("stopped", NOT_AGAIN):
         free_kept_slots(run)
     try:
-        close_books(folder, reason)
+        close_books(folder, reason, still, MAY_BE)  # if neither its supervisor nor its warden could
     except OSError:
         pass  # a full disk: what matters is ended
     after = read_state(run) or before
-    # Also what was made another user's, which only its supervisor could know for a part of the run.
-    left += [who["pid"] for who in after.get("left", ()) if who["pid"] not in left and alive(who)]
-    return {"known": True, "was": before["state"], "state": after["state"], "ended": running, "left": left}
+    still += [who for who in after.get("left", ()) if alive(who)]  # what only its supervisor could know of
+    left = sorted({*left, *(who["pid"] for who in still)})
+    told = {"known": True, "was": before["state"], "state": after["state"], "ended": running, "left": left}
+    return dict(told, unwritten=after.get("unwritten", 0), kept=after["state"] in FINAL)
 
 
 def free_kept_slots(run: str) -> None:

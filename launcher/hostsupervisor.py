@@ -10,7 +10,7 @@ import time
 
 from launcher.hostactivate import activate, clean_environ
 from launcher.hostanswer import Refused
-from launcher.hostdisk import NO_ROOM, READ_BYTES, remove_file, replace_file, room_file
+from launcher.hostdisk import NO_ROOM, READ_BYTES, ROOM_BYTES, remove_file, replace_file, room_file
 from launcher.hostending import SETTLE_S, STOP_SETTLE_S, TICK_S, Ending
 from launcher.hostevents import EventLog, log_exit
 from launcher.hostoutput import keep_last
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 HEARTBEAT_S = 1.0  # state.json is written at least this often
 MOST_METRICS = 64 << 20  # bytes of a rank's metrics that are still read when it has ended: the last ones
 ASKED_S = 5.0  # so long they are, of all ranks together, if somebody waits for the end of the run
+LOG_BYTES = 3 * ROOM_BYTES // 4  # of the room that is kept for the end
 HELD_BYTES = 8 << 20  # events that wait for room on a full disk; ranks that say more meanwhile are ended
 
 
@@ -67,6 +68,7 @@ class Supervisor:
         self.ending = Ending(folder, plan, warden, self.ranks, self.stacks)
         self.lease_fd = -1
         self.left: list[dict[str, Any]] = []  # processes that could not be ended
+        self.unwritten = 0  # lines of the log that there was no room for
         self.read_until = float("inf")  # of what the ranks told last no more than a piece is read after this
 
     # starting
@@ -355,18 +357,36 @@ class Supervisor:
         if stopped and self.ending.stop_requested:
             self.state = "stopped"
         self.free_slots()
-        self.log.event(
-            "host_finished", rank=None, state=self.state, left=[process["pid"] for process in self.left]
-        )
+        self.log_end()
         self.ending.tell_the_end(self.state)
         while not self.close() and not self.ending.asked:
             self.ending.attend(TICK_S)  # nothing runs any more: there is time to wait for room on the disk
+        if self.log.held:
+            self.close_short()
         self.ending.linger()
 
+    def log_end(self, **more: object) -> None:
+        left = [process["pid"] for process in self.left]
+        self.log.event("host_finished", rank=None, state=self.state, left=left, **more)
+
     def close(self) -> bool:
-        """Whether how the run ended is written down, for which room was kept."""
+        """Whether all is written down, to the end, for which room was kept. A long log does not get it."""
+        if self.log.held > LOG_BYTES and not self.log.flush():
+            return False
+        return self.close_with_room()
+
+    def close_with_room(self) -> bool:
         remove_file(room_file(self.folder))
         return self.log.finish() and self.save()
+
+    def close_short(self) -> None:
+        """The disk stays full, and somebody does not want to wait: write down how the run ended, and of the
+        log as much as there is room for then."""
+        lost = self.log.shorten(LOG_BYTES)
+        if lost:  # one of them is the last
+            self.unwritten = lost - 1
+            self.log_end(unwritten=self.unwritten)
+        self.close_with_room()
 
     def abandon(self, error: str) -> None:
         """The start failed: leave no process, and say of every rank that it did not start."""
@@ -379,8 +399,7 @@ class Supervisor:
             rank.state, rank.reason = self.state, reason
             log_exit(self.log, rank.number, self.state, 127, None, reason)
         self.ended = time.time()
-        left = [process["pid"] for process in self.left]
-        self.log.event("host_finished", rank=None, state=self.state, cause=error, left=left)
+        self.log_end(cause=error)
         self.close()
 
     def save(self, durable: bool = True) -> bool:
@@ -399,7 +418,7 @@ class Supervisor:
             "world": self.plan["world"], "host": self.plan["host"], "state": self.state,
             "started": self.started, "ended": self.ended, "updated": time.time(),
             "hostd": identity(os.getpid()), "warden": self.warden, "segment": self.log.segment,
-            "ranks": [rank.to_json() for rank in self.ranks], "left": self.left,
+            "ranks": [rank.to_json() for rank in self.ranks], "left": self.left, "unwritten": self.unwritten,
         }  # fmt: skip
         replace_file(os.path.join(self.folder, "state.json"), json.dumps(state).encode(), durable)
 

@@ -22,7 +22,7 @@ from launcher.hostdisk import NO_ROOM, keep_room, write_all
 from launcher.hostprefork import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
 from launcher.hostproc import identity, kill_below, send
 from launcher.hostsupervisor import HEARTBEAT_S, Supervisor
-from launcher.hostword import KILLED, STOPPED_EARLY, is_stopped, stop_word
+from launcher.hostword import KILLED, MAY_BE, STOPPED_EARLY, is_stopped, stop_word
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
@@ -83,14 +83,16 @@ def be_warden(folder: str, plan: dict[str, Any], answer: int) -> int:
         wanted = (stop_word(folder, int(plan["attempt"])) or {}).get("reason") == "stopped"
         hostslots.let_go(str(plan["run"]), 0.0 if wanted else float(plan.get("keeps") or 0))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    while not books_closed(folder, left) and status:
-        time.sleep(HEARTBEAT_S)  # a full disk: as soon as there is room; not if hostd was told not to wait
+    unwritten = 0
+    while status and not books_closed(folder, left, unwritten):  # else hostd did it, or whoever has ended it
+        unwritten = MAY_BE  # a full disk: as soon as there is room
+        time.sleep(HEARTBEAT_S)
     return 0
 
 
-def books_closed(folder: str, left: list[dict[str, Any]]) -> bool:
+def books_closed(folder: str, left: list[dict[str, Any]], unwritten: int) -> bool:
     try:
-        close_books(folder, KILLED, left)
+        close_books(folder, KILLED, left, unwritten)
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise

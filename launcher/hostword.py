@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 KILLED = "its supervisor was killed"
 TOLD_TO_END = "its supervisor was told to end (SIGTERM), and nobody had stopped the run"
 NOT_AGAIN = "it is not started again"  # so what has failed need not keep its slots any longer
+MAY_BE = -1  # lines of the log that are lost: it is not known whether there are any
 STOPPED_EARLY = "it was stopped while it was starting"  # the controller knows these words
 
 

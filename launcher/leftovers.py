@@ -75,11 +75,15 @@ class Ending(threading.Thread):
 
 
 def end_before(
-    agents: Mapping[str, Agent], run: str, attempt: int, away: Mapping[str, float]
+    agents: Mapping[str, Agent],
+    run: str,
+    attempt: int,
+    away: Mapping[str, float],
+    needed: Container[str],
 ) -> dict[str, str]:
-    """End the attempts up to this one: {host: why it could not be asked}. Who cannot be has some time to come
-    back, from when it went `away`. Raises if a host has something that it cannot end: nothing is to start
-    beside that."""
+    """End the attempts up to this one: {host: why that could not be done}. Who cannot be asked has some time
+    to come back, from when it went `away`. Raises if a host that is `needed` has something that it cannot
+    end: nothing is to start beside that."""
     pool = Pool(no_input=True)  # whoever followed a host that went away may still have its connection in hand
     endings = {
         name: Ending(anew(agent.host, pool) if name in away else agent, run, attempt)
@@ -105,20 +109,22 @@ def end_before(
         ending.quit.set()
     pool.close()
     for name, ending in endings.items():
-        refuse_left(name, ending.answer)
+        if name in needed and (left := what_is_left(ending.answer)):
+            raise HostError(name, left)
     return {name: words(ending) for name, ending in endings.items() if not ending.has_ended}
 
 
-def refuse_left(host: str, answer: dict[str, Any] | RingctlError | None) -> None:
-    """Raise if processes are left that could not be ended."""
-    if isinstance(answer, dict) and answer["left"]:
-        raise HostError(host, f"what it has of the attempt before did not end: {words_of(answer['left'])}")
+def what_is_left(answer: dict[str, Any] | RingctlError | None) -> str:
+    """That there are processes which could not be ended; "" if there are none."""
+    if not isinstance(answer, dict) or not answer["left"]:
+        return ""
+    return f"what it has of the attempt before did not end: {words_of(answer['left'])}"
 
 
 def words(ending: Ending) -> str:
     if isinstance(ending.answer, HostError):
         return ending.answer.words
-    return str(ending.answer) if ending.answer else "it does not answer"
+    return what_is_left(ending.answer) or str(ending.answer or "it does not answer")
 
 
 class Leftovers:

@@ -122,7 +122,7 @@ class Next:
         hosts = (*record.hosts, *record.former) if record else ()
         needed = {host.name for host in record.hosts} if record else set()
         begun = record.plan.attempt if record else attempt  # those after it have not, and are not stopped
-        unasked = end_before(agents_for(hosts, self.pool), run, begun, away)
+        unasked = end_before(agents_for(hosts, self.pool), run, begun, away, needed)
         history.note_ended(run, [host.name for host in hosts if host.name not in unasked], unasked)
         history.need_room()  # before hosts are asked for more
         lacking = {name: why for name, why in unasked.items() if name in needed}

@@ -1,13 +1,16 @@
 """ringctl's folder on this machine, before anything in it is believed or written: it must be ours alone.
 
-Where it is told to be in a shared place, somebody else may have made it, or may have put a link there.
+Where it is told to be in a shared place, somebody else may have made it, or may have put a link there. What
+is brought here from hosts, into whichever folder, is ours alone too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.errors import InputError
@@ -51,3 +54,13 @@ def owner(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return f"user {uid}"
+
+
+@contextlib.contextmanager
+def closed_to_others() -> Iterator[None]:
+    """Files and folders that are made meanwhile are; what is there already keeps its mode."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)

@@ -12,12 +12,14 @@ from typing import Any
 
 from launcher import text
 from launcher.errors import HostError
+from launcher.hostfiles import MOST_STEPS
 from launcher.logs import ranges
 from launcher.model import from_json
 from launcher.remote import grouped
 
 MOST = 10**18  # steps, bytes and whatever else a host counts
 MOST_RANKS = 10**6
+MOST_METRICS = 10**5  # files of them on one host
 SHA256 = re.compile(r"[0-9a-f]{64}")
 NOT_FINISHED = "it was not finished"
 
@@ -52,6 +54,7 @@ class StepOnHost:
     files: Mapping[str, int]  # name: its bytes, as they are
     manifests: tuple[Manifest, ...]
     unread: tuple[int, ...]  # ranks whose manifest is damaged
+    turn: int = 0  # of several checkpoints with the number of this step, from 0
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,8 @@ def listing(host: str, answer: Mapping[str, Any]) -> Listing:
     """A host's answer, believed only as far as it makes sense; HostError if it does not."""
     try:
         found = from_json(Listing, answer)
-        makes_sense = all(number_makes_sense(*pair) for pair in numbers(found))
+        makes_sense = len(found.steps) <= MOST_STEPS and len(found.metrics) <= MOST_METRICS
+        makes_sense = makes_sense and all(number_makes_sense(*pair) for pair in numbers(found))
     except (TypeError, KeyError, ValueError, AttributeError):
         makes_sense = False
     if not makes_sense or not all(SHA256.fullmatch(file.sha256) for file in files_in(found)):
@@ -108,7 +112,7 @@ def numbers(found: Listing) -> Iterable[tuple[float, int]]:
     for file in found.metrics:
         yield from ((file.rank, MOST_RANKS), (file.attempt, MOST_RANKS), (file.bytes, MOST))
     for step in found.steps:
-        yield from ((step.step, MOST), (step.written, MOST_RANKS**2))
+        yield from ((step.step, MOST), (step.turn, MOST_RANKS), (step.written, MOST_RANKS**2))
         yield from ((size, MOST) for size in step.files.values())
         yield from ((rank, MOST_RANKS) for rank in step.unread)
         for part in step.manifests:
@@ -149,13 +153,20 @@ class Checkpoint:
     step: int
     epoch: int | None
     world: int | None
-    complete: bool | None  # None: what is missing may be on a host that did not answer
+    finished: bool | None  # by all ranks; None: what is missing may be on a host that did not answer
+    complete: bool | None  # and all of that is still there
     parts: tuple[Part, ...]
     models: tuple[Copy, ...]
     bytes: int  # on all hosts together
     written: float
     options: Mapping[str, Any]
     problems: tuple[str, ...] = ()
+    turn: int = 0
+
+    @property
+    def folder(self) -> str:
+        """Its name on each host."""
+        return f"step-{self.step:08d}" + (f".{self.turn}" if self.turn else "")
 
     @property
     def steps(self) -> int | None:
@@ -169,18 +180,22 @@ class Checkpoint:
 
 
 def checkpoints(listings: Mapping[str, Listing], all_heard: bool) -> list[Checkpoint]:
-    """All of them, oldest first."""
-    there: dict[int, dict[str, StepOnHost]] = {}
+    """All of them, by step."""
+    there: dict[tuple[int, int], dict[str, StepOnHost]] = {}
     for host, found in listings.items():
         for step in found.steps:
-            there.setdefault(step.step, {})[host] = step
+            there.setdefault((step.step, step.turn), {})[host] = step
     now = {rank for found in listings.values() for rank in found.ranks}
     worlds = {max(now, default=-1) + 1: now}
-    return [checkpoint(number, there[number], worlds, all_heard) for number in sorted(there)]
+    return [checkpoint(*place, there[place], worlds, all_heard) for place in sorted(there)]
 
 
 def checkpoint(
-    number: int, there: Mapping[str, StepOnHost], worlds: Mapping[int, Set[int]], all_heard: bool
+    number: int,
+    turn: int,
+    there: Mapping[str, StepOnHost],
+    worlds: Mapping[int, Set[int]],
+    all_heard: bool,
 ) -> Checkpoint:
     """One step, put together from what each host has of it, and the ranks that these hosts have in a world of
     so many: with another number of ranks, those that a host has now are not those that wrote this."""
@@ -188,19 +203,26 @@ def checkpoint(
     first = manifests[0][0] if manifests else None
     parts = tuple(sorted(parts_in(there), key=lambda part: (part.rank, part.host)))
     models = copies(manifests, there)
-    written = {part.rank for part, _ in manifests}
-    on_heard = itertools.chain((part.rank for part in parts), worlds.get(world or 0, ()))
+    damaged = {(part.rank, part.host) for part in parts if part.problem}
+
+    def has_all(ranks: Set[int]) -> bool | None:
+        on_heard = itertools.chain((part.rank for part in parts), worlds.get(world or 0, ()))
+        return are_all(world, ranks, on_heard, all_heard) if world else False
+
+    complete = has_all({part.rank for part, host in manifests if (part.rank, host) not in damaged})
     return Checkpoint(
         step=number,
         epoch=first.epoch if first else None,
         world=world,
-        complete=is_complete(world, written, on_heard, all_heard) if world else False,
+        finished=has_all({part.rank for part, _ in manifests}),
+        complete=complete and any(not copy.problem for copy in models),
         parts=parts,
         models=models,
         bytes=sum(size for step in there.values() for size in step.files.values()),
         written=max(step.written for step in there.values()),
         options=first.run if first else {},
         problems=tuple(problems(parts, models)),
+        turn=turn,
     )
 
 
@@ -221,11 +243,11 @@ def of_one_world(told: Told) -> tuple[int | None, Told]:
     return best, worlds[best]
 
 
-def is_complete(world: int, written: Set[int], on_heard: Iterable[int], all_heard: bool) -> bool | None:
-    """Whether all ranks have their manifests; None if those that do not are on hosts that did not answer."""
-    if len(written) == world:
+def are_all(world: int, ranks: Set[int], on_heard: Iterable[int], all_heard: bool) -> bool | None:
+    """Whether these are all ranks; None if those that are missing are on hosts that did not answer."""
+    if len(ranks) == world:
         return True
-    return False if all_heard or any(rank < world and rank not in written for rank in on_heard) else None
+    return False if all_heard or any(rank < world and rank not in ranks for rank in on_heard) else None
 
 
 def parts_in(there: Mapping[str, StepOnHost]) -> Iterable[Part]:
@@ -286,11 +308,15 @@ def problems(parts: Sequence[Part], models: Sequence[Copy]) -> Iterable[str]:
 
 def candidates(found: Sequence[Checkpoint], step: int | None) -> list[Checkpoint]:
     """Whose model may be taken, the best first: that of `step`, else the newest that is not known to be
-    incomplete. (What a manifest lists was on the disk before the manifest was.)"""
-    wanted = [c for c in found if (c.complete is not False if step is None else c.step == step)]
+    unfinished. (What a manifest lists was on the disk before the manifest was.)"""
+    wanted = [c for c in found if (c.finished is not False if step is None else c.step == step)]
     with_model = [c for c in wanted if c.models]
     counted = all(c.steps for c in with_model)
-    return sorted(with_model, key=lambda c: (Fraction(c.step, c.steps or 1) * counted, c.step), reverse=True)
+
+    def age(of: Checkpoint) -> tuple[Fraction, int, int]:
+        return Fraction(of.step, of.steps or 1) * counted, of.step, of.turn
+
+    return sorted(with_model, key=age, reverse=True)
 
 
 Owners = Callable[[int], Mapping[int, str] | None]  # the attempt -> which host each rank is on, if known
@@ -338,6 +364,7 @@ def checkpoint_json(of: Checkpoint) -> dict[str, Any]:
     """One entry of `ringctl checkpoints --json`."""
     return {
         "step": of.step,
+        "folder": of.folder,
         "epoch": of.epoch,
         "world": of.world,
         "complete": of.complete,
@@ -361,6 +388,7 @@ def checkpoint_of(told: Mapping[str, Any]) -> Checkpoint:
         step=told["step"],
         epoch=told["epoch"],
         world=told["world"],
+        finished=told["complete"],
         complete=told["complete"],
         parts=tuple(Part(p["rank"], p["host"], p["bytes"], problem(p)) for p in told["parts"]),
         models=tuple(Copy(c["host"], c["bytes"], c["sha256"], problem(c)) for c in told["models"]),

@@ -15,6 +15,7 @@ from typing import Any
 
 from launcher.errors import InputError
 from launcher.fetch import writing
+from launcher.ownfolder import closed_to_others
 
 PART = "pull.part"
 MODEL, ABOUT, METRICS, LOGS = "model.pt", "checkpoint.json", "metrics", "logs"
@@ -46,7 +47,13 @@ class PullFolder:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
-        """For this process alone. Of an earlier pull only models remain, whole or not."""
+        """For this process alone, and closed to other users. Of an earlier pull only models remain, whole or
+        not."""
+        with closed_to_others(), self._held():
+            yield
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[None]:
         with writing(self.folder):
             self.part.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.part, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

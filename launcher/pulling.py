@@ -141,6 +141,8 @@ def bring_model(heard: Heard, to: PullFolder, step: int | None) -> Model | None:
 def first_whole(heard: Heard, to: PullFolder, of: Checkpoint) -> Copy | None:
     """The copy of the first host that has it whole, brought here; Gone if the run has removed it."""
     for place, copy in enumerate(of.models):
+        if copy.host in heard.away:
+            continue  # also who was found wanting before: each of its checkpoints would take as long
         try:
             take(heard, to, of, copy)
         except fetch.NoRoom as error:
@@ -166,14 +168,14 @@ def take(heard: Heard, to: PullFolder, of: Checkpoint, copy: Copy) -> None:
     if fetch.is_copy(to.folder / MODEL, copy):
         part.unlink(missing_ok=True)
     else:
-        fetch.take_model(heard.agents[copy.host], heard.found.run, of.step, copy, part)
+        fetch.take_model(heard.agents[copy.host], heard.found.run, of.folder, copy, part)
 
 
 def tell_no_model(heard: Heard, known: list[Checkpoint], step: int | None) -> None:
     if step is not None:
         complain(f"--step {step}: no host that answered has a model of it")
         heard.failed = True
-    elif any(of.complete is not False for of in known):
+    elif any(of.finished is not False for of in known):
         complain("no host that answered has a model")
         heard.failed = True
     elif known:

@@ -131,7 +131,9 @@ class Attempt:
     def wait_for_start(self) -> bool:
         """Until every host that can be asked has the attempt: it is remembered before it is started. Whether
         there is any sense in following it: it was not forgotten, nor anybody told us to stop."""
-        while self.live and time.time() < self.record.started + START_S:
+        since = max(0.0, time.time() - self.record.started)  # the clock may have been set back
+        deadline = time.monotonic() + START_S - since
+        while self.live and time.monotonic() < deadline:
             answers = runs.ask_hosts(self.record.hosts, self.pool, self.record.plan.run)
             told = [
                 [state["attempt"] for state in runs.states_in(answer, self.record.plan.run)]

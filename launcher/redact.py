@@ -139,8 +139,12 @@ def shown(plan: Plan) -> Plan:
 
 def to_look_for(variables: Mapping[str, str]) -> tuple[str, ...]:
     """Values that no line of a log may show, the longest first, for one may be part of another."""
-    values = {value.value for value in variables.values() if isinstance(value, Hidden)}
-    return tuple(sorted((value for value in values if len(value) >= SHORTEST), key=len, reverse=True))
+    values = (value.value for value in variables.values() if isinstance(value, Hidden))
+    return longest_first(value for value in values if len(value) >= SHORTEST)
+
+
+def longest_first(values: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(values), key=len, reverse=True))
 
 
 def of_run(options: LaunchOptions) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from launcher.plan import LaunchOptions, make_plan, place
 from launcher.preflight import survey as surveys
 from launcher.preflight.examine import Examined, examine, result_line
 from launcher.push import Snapshot, push
+from launcher.redact import Hidden
 from launcher.runs import stop
 from launcher.told import words_of
 from launcher.transport import Pool
@@ -339,7 +340,8 @@ def start_request(plan: Plan, host: str) -> dict[str, Any]:
     own = next(h for h in plan.hosts if h.host == host)
     about = {"run": plan.run, "name": plan.name, "attempt": plan.attempt, "world": plan.world}
     watchdog = os.environ.get("RINGCTL_WATCHDOG", "")  # seconds without progress until ranks are looked at
-    return {**about, "snapshot": plan.code, "watchdog": watchdog, **to_json(own)}
+    names = sorted({n for rank in own.ranks for n, value in rank.env.items() if isinstance(value, Hidden)})
+    return {**about, "snapshot": plan.code, "watchdog": watchdog, "secrets": names, **to_json(own)}
 
 
 def lease(plan: Plan, secret: str) -> dict[str, Any] | None:

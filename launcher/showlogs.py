@@ -16,11 +16,13 @@ from launcher import fold, history, render, retold, text, watch, watching
 from launcher.agent import Agent
 from launcher.diagnose import Cause, Tails
 from launcher.errors import HostError, InputError, RingctlError
-from launcher.follow import Place, first, follow, newly_lost, presence
+from launcher.follow import Place, Update, first, follow, newly_lost, presence
 from launcher.logs import Filter, fold_repeats, line_writer, visible
 from launcher.model import Event, RunState, from_json
+from launcher.ownfolder import closed_to_others
 from launcher.rests import Rests
-from launcher.runs import Found
+from launcher.runs import Found, found_of
+from launcher.told import unwritten
 
 MOST_MISSED = 100  # attempts that are looked for; what a host says of their number may be nonsense
 START_S = 15.0  # by then all hosts have started what one of them has
@@ -82,10 +84,11 @@ def follow_each(
         known = known_end(found, newest)
         last = show_attempt(found, its, wanted, look, live=known is None, attempt=newest, rests=rests)
         outcome, code = last.outcome, last.code
-        if known is not None:  # a host that is away by now, or has nothing of it any more, changes nothing
-            outcome = outcome if outcome and outcome.state.state == known.state.state else known
-        elif outcome is not None and newest == found.attempt:  # a later one may be elsewhere, too
-            outcome.note()
+        if known is None and (known := known_end(now_known(found), newest)):
+            code = HostError.exit_code if last.rest else 0  # whoever has not started it has no part of it
+        outcome = as_known(outcome, known)
+        if known is None and outcome is not None and newest == found.attempt:
+            outcome.note()  # else a later one may be elsewhere, too
         if outcome is None:
             return None, code, agents
         shown = outcome.state.attempt
@@ -114,6 +117,19 @@ def known_end(found: Found, attempt: int) -> watch.Outcome | None:
     return watch.Outcome(found.end, cause)
 
 
+def now_known(found: Found) -> Found:
+    """With what somebody here may have heard of the run meanwhile."""
+    record = history.read(found.run) if found.from_here else None
+    return found_of(record) if record else found
+
+
+def as_known(outcome: watch.Outcome | None, known: watch.Outcome | None) -> watch.Outcome | None:
+    """How an attempt ended, with what was seen of it now. A host that is away by now, has nothing of it any
+    more, or never started it, changes nothing about an end that is known."""
+    seen_to_end = outcome is not None and known is not None and outcome.state.state == known.state.state
+    return outcome if known is None or seen_to_end else known
+
+
 def previous(found: Found, agents: Mapping[str, Agent]) -> int:
     """The attempt before the newest one; a number that no host knows belongs to one that did not start."""
     newest = max(found.attempt, newest_of(found)) if found.from_here else newest_of(found) or 1
@@ -131,8 +147,9 @@ def show(found: Found, agents: Mapping[str, Agent], wanted: Filter, look: Look, 
     """Print the run's events as far as they go; then how it ended, if it has."""
     attempt = attempt or newest_of(found)
     shown = show_attempt(found, agents, wanted, look, live=False, attempt=attempt)
-    if shown.outcome is not None:
-        finish(shown.outcome, look)
+    outcome = as_known(shown.outcome, known_end(found, attempt))
+    if outcome is not None:
+        finish(outcome, look)
     return shown.code
 
 
@@ -163,53 +180,80 @@ def show_attempt(
     """Print one attempt's events until its end (`live`) or as far as they go; and between them what comes of
     attempts before it."""
     gc.disable()  # events hold no cycles; looking for some in a million of them costs a quarter of the time
-    write, tails = writer(look), Tails()
-    state = fold.before(found.state) if found.state else None
-    former = bool(attempt) and (state is None or state.attempt != attempt or attempt < found.attempt)
-    if state is not None and former:
-        state = replace(state, attempt=attempt, ranks={}, world=0)  # it may have had others
-    kept: deque[Event] | None = None if look.tail is None else deque(maxlen=look.tail)
-    away: Mapping[str, str] = {}
-    gone: Mapping[str, str] = {}
-    unheard: Mapping[str, str] = {}
-    heard_to: Mapping[str, Place] = {}
-    patience = START_S if live and not former else 0.0
-    places = found.rank_hosts_in(attempt)
+    write, seen, last = writer(look), Seen(found, attempt), Last(look)
     for update in follow(
         agents,
         found.run,
         live=live,
         attempt=attempt,
-        some=former,
-        patience=patience,
-        rank_hosts=places,
+        some=seen.former or known_end(found, attempt) is not None,
+        patience=START_S if live and not seen.former else 0.0,
+        rank_hosts=found.rank_hosts_in(attempt),
         after=None if rests is None else {},
     ):
-        for words in (*presence(away, update.away), *newly_lost(gone, update.lost)):
-            print(words, file=sys.stderr)
-        away, gone, unheard, heard_to = update.away, update.lost, update.unheard, update.places
-        for event in update.events:
-            if event.kind != "line" and state is not None:
-                state = fold.fold(fold.with_rank(state, event) if former else state, event)
-            tails.add(event)
-        events = wanted.apply(update.events)
-        if kept is not None:
-            kept.extend(events if look.as_json else [event for event in events if event.kind == "line"])
-            if not update.caught_up:
-                continue
-            events, kept = list(kept), None
-        write(events)
-        if rests is not None and (late := rests.look()):
+        seen.take(update)
+        write(last.of(wanted.apply(update.events), update.caught_up))
+        if rests is not None and not last.holds_back and (late := rests.look()):
             write(wanted.apply(late))
-        if live and moved_on(state, attempt, away):
+        if live and moved_on(seen.state, attempt, seen.latest.away):
             break
-    if kept:
-        write(list(kept))
-    lost = live or (found.state is not None and found.state.state == "lost")
-    ended = state is not None and (lost or state.state in fold.ENDED)
-    outcome = watch.outcome(state, tails, unheard) if ended and state is not None else None
-    rest = {host: heard_to.get(host, first(attempt)) for host in away}
-    return Shown(outcome, HostError.exit_code if unheard else 0, rest)
+    write(last.of([], caught_up=True))
+    return seen.shown(live or (found.state is not None and found.state.state == "lost"))
+
+
+class Seen:
+    """What was heard of an attempt: its state, and the last lines of its ranks. Tells who comes and goes."""
+
+    def __init__(self, found: Found, attempt: int) -> None:
+        state = fold.before(found.state) if found.state else None
+        self.attempt, self.tails = attempt, Tails()
+        self.former = bool(attempt) and (state is None or state.attempt != attempt or attempt < found.attempt)
+        if state is not None and self.former:
+            state = replace(state, attempt=attempt, ranks={}, world=0)  # it may have had others
+        self.state = state
+        self.latest = Update([], caught_up=False, away={}, lost={})
+
+    def take(self, update: Update) -> None:
+        for words in (*presence(self.latest.away, update.away), *newly_lost(self.latest.lost, update.lost)):
+            print(words, file=sys.stderr)
+        self.latest = update
+        for event in update.events:
+            if event.kind != "line" and self.state is not None:
+                known = fold.with_rank(self.state, event) if self.former else self.state
+                self.state = fold.fold(known, event)
+            self.tails.add(event)
+            if event.kind == "host_finished" and (words := unwritten(event.host, event.data)):
+                print(words, file=sys.stderr)
+
+    def shown(self, over: bool) -> Shown:
+        """What came of it, where it is `over` though its events may not say so."""
+        unheard, outcome = self.latest.unheard, None
+        if self.state is not None and (over or self.state.state in fold.ENDED):
+            outcome = watch.outcome(self.state, self.tails, unheard)
+        rest = {host: self.latest.places.get(host, first(self.attempt)) for host in self.latest.away}
+        return Shown(outcome, HostError.exit_code if unheard else 0, rest)
+
+
+class Last:
+    """Holds events back until all that had happened is known, if only the last of them are to be shown."""
+
+    def __init__(self, look: Look) -> None:
+        self.as_json = look.as_json
+        self._kept: deque[Event] | None = None if look.tail is None else deque(maxlen=look.tail)
+
+    @property
+    def holds_back(self) -> bool:
+        return self._kept is not None
+
+    def of(self, events: list[Event], caught_up: bool) -> list[Event]:
+        """Those to be shown now."""
+        if self._kept is None:
+            return events
+        self._kept.extend(events if self.as_json else [event for event in events if event.kind == "line"])
+        if not caught_up:
+            return []
+        kept, self._kept = list(self._kept), None
+        return kept
 
 
 def moved_on(state: RunState | None, attempt: int, away: Mapping[str, str]) -> bool:
@@ -226,8 +270,9 @@ def moved_on(state: RunState | None, attempt: int, away: Mapping[str, str]) -> b
 
 def download(found: Found, agents: Mapping[str, Agent], target: Path, *, attempt: int = 0) -> int:
     """Write DIR/<run>/, and tell whose part of it is missing."""
-    folder = new_folder(target / found.run)
-    files, away = save(found, agents, folder, attempt=attempt)
+    with closed_to_others():
+        folder = new_folder(target / found.run)
+        files, away = save(found, agents, folder, attempt=attempt)
     for reason in away.values():
         print(f"error: {reason}; its part is missing", file=sys.stderr)
     print(f"{files} files in {folder}")

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from launcher.hostword import MAY_BE
 from launcher.logs import visible
 from launcher.model import Event, RankStatus, RunStatus, SlotsTold, from_json
 
@@ -22,6 +23,7 @@ USER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@+$-]{0,63}")
 SIGNAL = re.compile(r"[A-Za-z0-9_+-]{1,40}")
 MOST_RANKS = 100_000  # of a run
 MOST_RANKS_HERE = 1024  # of a host: what an inventory allows
+MOST_SECRETS = 1000  # of a run
 MOST_RUNS = 1000  # that a host tells of at once
 LATEST = 1e11  # in the year 5138; what `time.localtime` knows ends later
 LONGEST_WORDS = 2000
@@ -116,8 +118,32 @@ def check_stopped(answer: Mapping[str, Any]) -> None:
     for numbers in (answer["ended"], answer["left"]):
         if not isinstance(numbers, list) or not {type(number) for number in numbers} <= {int}:
             raise TypeError("not a list of numbers")
+    if type(answer.get("unwritten", 0)) is not int or type(answer.get("kept", True)) is not bool:
+        raise TypeError("what it could write down")
     if answer["known"] and answer["was"] not in RunStatus.__args__:  # type: ignore[attr-defined]  # a Literal
         raise ValueError("was")
+
+
+def unwritten(host: str, told: Mapping[str, Any]) -> str:
+    """What a host says of lines that it could not write down, in its last event or in its answer to `stop`;
+    "" if there are none."""
+    count = told.get("unwritten", 0)
+    if not told.get("kept", True):
+        words = "its disk is full, and how the run ended there is not written down"
+        return f"{host}: {words}; stop it again once there is room"
+    if type(count) is not int or not MAY_BE <= count <= MOST or count == 0:
+        return ""
+    if count == MAY_BE:
+        return f"{host}: the last lines of its log may be lost: nobody could write them down"
+    return f"{host}: the last {count} lines of its log are lost: its disk was full"
+
+
+def checked_secrets(answer: Mapping[str, Any]) -> dict[str, str]:
+    """The answer to `secrets`; see hostruns. Each line of a log is searched for all of them."""
+    told = dict(answer["secrets"])
+    if len(told) > MOST_SECRETS or not {type(each) for pair in told.items() for each in pair} <= {str}:
+        raise TypeError("secrets that are none")
+    return told
 
 
 # --- Slots ---------------------------------------------------------------------------------------

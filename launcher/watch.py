@@ -5,18 +5,20 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from launcher import fold, history
 from launcher.agent import Agent
+from launcher.ask import lease_seconds
 from launcher.diagnose import Cause, Tails, absent_ranks, first_failure, standstill
 from launcher.errors import RingctlError
-from launcher.follow import CLOCKS_AGREE_S, Place, first, follow, newly_lost, presence
+from launcher.fanout import fan_out
+from launcher.follow import CLOCKS_AGREE_S, Clock, Place, first, follow, newly_lost, presence
 from launcher.model import Event, Host, Plan, RankState, RunState, to_json
 from launcher.runs import STOPPED, stop
-from launcher.told import words_of
+from launcher.told import unwritten, words_of
 from launcher.transport import Pool
 
 SETTLE_S, FAILED_GRACE_S = 1.0, 3.0  # as hostd does it on one host
@@ -26,6 +28,9 @@ TOLD_S = 10.0  # so long a host that was asked to end its ranks may be silent
 LATEST_S, LONGEST_S = 120.0, 3600.0  # so long it may talk; the second as long as that leads to an end
 MOST_LATE, AN_EVENT = 1 << 30, 100  # characters it may have left to tell; what an event is beside its text
 NOT_TOLD = "it was asked to end its ranks, and does not tell that they ended: they may be there still"
+AWAY_LEASES = 6  # so long a host with the last ranks may be away before the run goes on without
+PROOFS = 2  # so often others are heard meanwhile, and it is not
+LONGEST_STEP_S = 1.0  # who takes longer from one look to the next has been stopped meanwhile
 RETRY_S, AGAIN_S = 15.0, 1.0  # how long, and how often, a host is asked to stop that cannot be asked
 
 
@@ -103,11 +108,12 @@ def watch(
     again: bool = False,
     given_up: Callable[[], bool] = lambda: False,
     unmet: Callable[[], float | None] = lambda: None,
+    least: int | None = None,
 ) -> Outcome:
     """Show the run until it is over. Ctrl-C, counted by `interrupts`, stops it; so does a stop of somebody
     else's that is left `unmet`, with its grace. If it is to start `again`, nobody waits for hosts that are
-    away: what they have ends by itself."""
-    tails, ender, stalls = Tails(), Ender(agents, interrupts, screen, again, unmet), Stalls(screen)
+    away: what they have ends by itself. With `least` ranks it may do without the others' hosts."""
+    tails, ender, stalls = Tails(), Ender(agents, interrupts, screen, again, unmet, least), Stalls(screen)
     away: Mapping[str, str] = {}
     lost: Mapping[str, str] = {}
     unheard: Mapping[str, str] = {}
@@ -128,6 +134,8 @@ def watch(
             tails.add(event)
             if event.kind == "host_finished" and event.data.get("left"):
                 screen.note(f"{event.host}: could not end processes {words_of(event.data['left'])}")
+            if event.kind == "host_finished" and (words := unwritten(event.host, event.data)):
+                screen.note(words)
         began = time.monotonic()
         screen.show(update.events, state)
         ender.showed(update.events, state, began)
@@ -171,13 +179,16 @@ class Ender:
         screen: Screen,
         again: bool,
         unmet: Callable[[], float | None],
+        least: int | None,
     ) -> None:
         self.agents, self.interrupts, self.screen, self.again = agents, interrupts, screen, again
-        self.unmet = unmet
+        self.unmet, self.least = unmet, least
+        self.clock = Clock()  # as it was when the run began to be followed: events have their times by that
         self.seen = 0
         self.end_at: float | None = None  # the other hosts' ranks may fail by themselves until then
         self.stops: list[Stop] = []
         self.patience = Patience()
+        self.silence = Silence(AWAY_LEASES * lease_seconds(), lambda: who_answers(agents))
         self.in_vain = False  # somebody has asked again although the hosts had answered: not to wait any more
 
     def look(self, state: RunState, lost: Mapping[str, str], away: Mapping[str, str]) -> None:
@@ -196,17 +207,26 @@ class Ender:
         if grace is not None:
             self.screen.note("somebody has begun to stop the run, and not ended it: stopping it")
             self.stop(state, self.agents, grace, STOPPED)
-        reason = why_it_cannot_go_on(state, lost) if len(self.agents) > 1 and not self.stops else ""
+        reason = "" if self.stops or len(self.agents) < 2 else why_it_cannot_go_on(state, lost)
+        last = going_on(state)
+        if not self.stops and self.can_do_without(state, last):
+            reason = reason or self.silence.look(last, away, time.monotonic())
         if not reason or state.ended is not None:
+            self.end_at = None
             return
         self.end_at = self.end_at or time.monotonic() + SETTLE_S
         if time.monotonic() >= self.end_at:
             there = {name: agent for name, agent in self.agents.items() if not self.again or name not in away}
             self.stop(state, there, FAILED_GRACE_S, reason)
 
+    def can_do_without(self, state: RunState, hosts: Collection[str]) -> bool:
+        """Whether a next attempt may begin without these."""
+        others = sum(rank.host not in hosts for rank in state.ranks.values())
+        return self.again and self.least is not None and others >= self.least
+
     def stop(self, state: RunState, agents: Mapping[str, Agent], grace: float, reason: str) -> None:
         self.patience = Patience()
-        self.stops.append(Stop(agents, state.run, grace, reason, state.attempt))
+        self.stops.append(Stop(agents, state.run, grace, reason, state.attempt, self.clock))
         self.stops[-1].start()
 
     def has_answers(self) -> bool:
@@ -256,7 +276,7 @@ class Ender:
             hosts = ", ".join(self.stops[-1].failed)
             later = (
                 "what is there ends by itself"
-                if self.again
+                if self.again and self.stops[-1].reason != STOPPED
                 else f"once that changes: ringctl stop {state.run}"
             )
             self.screen.note(f"{hosts} cannot be reached; {later}")
@@ -277,6 +297,64 @@ def why_it_cannot_go_on(state: RunState, lost: Mapping[str, str]) -> str:
         if rank.state == "stopped" and rank.reason not in ("", STOPPED):
             return f"rank {rank.rank} was ended on {rank.host}: {rank.reason}"
     return ""
+
+
+class Silence:
+    """Of hosts with the last ranks of a run. As long as others have some, they notice who is gone, and the
+    lease decides; where all others are through, nobody is left who would. Time in which we were stopped
+    ourselves does not count. In the middle and in the end all hosts are asked once more, anew: if none of
+    those that are through answers, it is we who are away."""
+
+    def __init__(self, limit: float, answering: Callable[[], Collection[str]]) -> None:
+        self.limit, self.answering = limit, answering
+        self.lasts = self._looked = 0.0
+        self._proofs = 0  # how often in a row only others have answered
+        self.asking: Asking | None = None
+
+    def look(self, going_on: set[str], away: Collection[str], now: float) -> str:
+        """Why the run cannot go on; "" as long as it can. Called several times a second."""
+        step, self._looked = min(now - self._looked, LONGEST_STEP_S), now
+        self.lasts += step
+        if not going_on or not going_on <= set(away):
+            self.lasts, self._proofs, self.asking = 0.0, 0, None
+        elif self.asking is not None:
+            self._take(self.asking, going_on)
+        elif self._proofs < PROOFS and self.lasts > self.limit * (self._proofs + 1) / PROOFS:
+            self.asking = Asking(self.answering)
+            self.asking.start()
+        if self._proofs < PROOFS:
+            return ""
+        hosts = ", ".join(sorted(going_on))
+        return f"all others have ended, and {hosts} could not be reached for {self.lasts:.0f} s"
+
+    def _take(self, asking: Asking, going_on: set[str]) -> None:
+        if asking.is_alive():
+            return
+        self.asking, self._proofs = None, self._proofs + 1
+        if not asking.answering or asking.answering & going_on:
+            self.lasts, self._proofs = 0.0, 0
+
+
+class Asking(threading.Thread):
+    """Which hosts answer: beside whoever waits for that, and may be interrupted meanwhile."""
+
+    def __init__(self, ask: Callable[[], Collection[str]]) -> None:
+        super().__init__(daemon=True)
+        self._ask = ask
+        self.answering: set[str] = set()
+
+    def run(self) -> None:
+        self.answering = set(self._ask())
+
+
+def who_answers(agents: Mapping[str, Agent]) -> list[str]:
+    """Hosts that do at this moment, by new connections. This machine does whatever becomes of its network."""
+    pool, others = Pool(no_input=True), [name for name, agent in agents.items() if not agent.host.local]
+    try:
+        answers = fan_out(others, lambda name: anew(agents[name].host, pool).slots())
+    finally:
+        pool.close()
+    return [name for name, answer in answers.items() if not isinstance(answer, RingctlError)]
 
 
 class Patience:
@@ -311,11 +389,11 @@ class Stop(threading.Thread):
     thread, so that what the ranks say in the end is still shown."""
 
     def __init__(
-        self, agents: Mapping[str, Agent], run: str, grace: float, reason: str, attempt: int
+        self, agents: Mapping[str, Agent], run: str, grace: float, reason: str, attempt: int, clock: Clock
     ) -> None:
         super().__init__(daemon=True)
         self.agents, self.run_id, self.grace, self.reason = dict(agents), run, grace, reason
-        self.attempt = attempt
+        self.attempt, self.clock = attempt, clock
         self.failed: dict[str, RingctlError] = {}
         self.answered = 0.0  # when all had, or had long enough
         self.answered_at = 0.0  # the same by the clock, as events have it
@@ -333,7 +411,7 @@ class Stop(threading.Thread):
                 self._ask({name: anew(self.agents[name].host, pool) for name in self.failed})
             finally:
                 pool.close()
-        self.answered_at = time.time()
+        self.answered_at = self.clock.now()
         self.answered = time.monotonic()
 
     def _ask(self, agents: Mapping[str, Agent]) -> None:

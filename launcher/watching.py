@@ -22,6 +22,7 @@ from pathlib import Path
 from launcher import history
 from launcher.errors import NotKept, RingctlError, StoppedEarly
 from launcher.filelock import LOOK_S, is_held, try_lock
+from launcher.wholefile import remove_leftovers
 
 BEGIN_S = 20.0  # by then a watcher has said that it is there
 END_S = 30.0  # and by then it has gone, once its run was stopped
@@ -449,6 +450,8 @@ def forget(run: str) -> None:
     for path in (*folder().glob(f"{run}.stopping-*"), mark_of(run), file_of(run)):
         with contextlib.suppress(OSError):  # a read-only disk: whoever watches it next sees that it is over
             path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        remove_leftovers(file_of(run))
 
 
 def wait_for_end(run: str, watcher: int) -> bool:

@@ -28,10 +28,17 @@ class Key(NamedTuple):
 
     step: int
     steps: int | None  # None: no manifest tells
+    turn: int = 0  # of those in one folder that have the number of this step, from 0
 
     @property
-    def progress(self) -> Fraction:
-        return Fraction(self.step, self.steps or 1)
+    def place(self) -> tuple[int, int]:
+        """What its folder is called after."""
+        return self.step, self.turn
+
+    @property
+    def age(self) -> tuple[Fraction, int, int]:
+        """More of what is newer: of what is further, and where that is the same, of what came later."""
+        return Fraction(self.step, self.steps or 1), self.step, self.turn
 
 
 class Look(NamedTuple):
@@ -49,9 +56,9 @@ class Look(NamedTuple):
 def newest_first(found: Iterable[Key]) -> list[Key]:
     """All of them once. Where some rank knows of how many steps a step is, that counts for all."""
     keys = set(found)
-    known = {key.step for key in keys if key.steps is not None}
-    kept = [key for key in keys if key.steps is not None or key.step not in known]
-    return sorted(kept, key=lambda key: (key.progress, key.step), reverse=True)
+    known = {key.place for key in keys if key.steps is not None}
+    kept = [key for key in keys if key.steps is not None or key.place not in known]
+    return sorted(kept, key=lambda key: key.age, reverse=True)
 
 
 def verdict(key: Key, looks: Sequence[Look], is_later: bool) -> str:

@@ -10,6 +10,9 @@ Every rank has a part of its own, on the disk of its own host. The folder of a s
 
 A rank writes its manifest when all ranks have the rest on their disks; where there is none, the checkpoint
 was not finished. What was there before is removed when all ranks have their manifests on their disks.
+
+Nothing is written into a folder with a manifest. More ranks have fewer steps, and may come to the number of
+the very checkpoint that they have gone on from: theirs is in `step-00000040.1` then.
 """
 
 from __future__ import annotations
@@ -53,6 +56,7 @@ class Part:
     sender: int
     epoch: int
     steps: int | None  # in all, as those who saved it counted
+    turn: int
     world: int  # how many they were
     afresh: tuple[int, ...] = ()  # the ranks without `own`
     is_resized: bool = False  # another number of ranks than now saved it
@@ -93,7 +97,7 @@ class Checkpoints:
         self._hosts = hosts or [""] * self._world  # of each rank
         self._own = files.own_name(self._rank)
         self._manifest = files.manifest_name(self._rank)
-        self._kept: list[int] = []
+        self._kept: list[tuple[int, int]] = []  # step and turn
         self.writes_model = self._rank in candidates.writers(self._hosts, copies)
 
     def prepare(self) -> None:
@@ -116,11 +120,52 @@ class Checkpoints:
 
         They agree about it in the group `among`.
         """
-        place = place_of(self.folder, step)
+        before: list[tuple[int, int]] = []
+        turn, failed = self._free_turn(step, before, among)
+        if not failed:
+            place = place_of(self.folder, step, turn)
+            failed = self._write(place, step, epoch, shared, own, among)
+            if failed:
+                shutil.rmtree(place, ignore_errors=True)
+        if failed:
+            _warn(f"step {step} could not be saved, the checkpoint before it stays: {failed}")
+            return False
+        self._kept = [*self._kept, (step, turn)][-KEEP:]
+        for old in before:
+            if old not in self._kept:
+                shutil.rmtree(place_of(self.folder, *old), ignore_errors=True)
+        return True
+
+    def _free_turn(
+        self, step: int, before: list[tuple[int, int]], among: dist.ProcessGroup | None
+    ) -> tuple[int, str]:
+        """The turn of a new checkpoint of this step, which none that a rank has finished has; or what failed.
+
+        What is there goes to `before`. No rank gets past this while another removes what was old.
+        """
+        turn = 0
+
+        def look() -> None:
+            nonlocal turn
+            before.extend(files.places_in(self.folder))
+            turn = files.free_turn(self.folder, before, step)
+
+        failed = failures(look, OSError, among=among)
+        return max(map(int, group.gather_texts(str(turn), among))), failed
+
+    def _write(
+        self,
+        place: Path,
+        step: int,
+        epoch: int,
+        shared: Mapping[str, Any],
+        own: Mapping[str, Any],
+        among: dist.ProcessGroup | None,
+    ) -> str:
+        """Write this rank's part of a checkpoint; which ranks failed and how, "" if none did."""
         about: dict[str, Any] = {"version": files.VERSION, "step": step, "epoch": epoch, "rank": self._rank}
         about |= {"run": self._run, "made_by": self._made_by, "written_by": self._writer, "files": {}}
         contents = {self._own: own} | ({MODEL: shared} if self.writes_model else {})
-        before: list[int] = []  # listed while no rank on this host can have begun with the next one
 
         def write_files() -> None:
             place.mkdir(parents=True, exist_ok=True)
@@ -136,31 +181,21 @@ class Checkpoints:
             return _unequal(sums)
 
         def write_manifest() -> None:
-            before.extend(files.steps_in(self.folder))
             files.write(place / self._manifest, json.dumps(about, indent=1).encode() + b"\n")
 
-        failed = (
+        return (
             failures(write_files, OSError, MemoryError, among=among)
             or compare_models()
             or failures(write_manifest, OSError, among=among)
         )
-        if failed:
-            shutil.rmtree(place, ignore_errors=True)
-            _warn(f"step {step} could not be saved, the checkpoint before it stays: {failed}")
-            return False
-        self._kept = [*self._kept, step][-KEEP:]
-        for old in before:
-            if old not in self._kept:
-                shutil.rmtree(place_of(self.folder, old), ignore_errors=True)
-        return True
 
     def _try_to_write(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         probe = self.folder / f"probe-{self._rank}"
         files.write(probe, b"")
         probe.unlink()
-        for step in files.steps_in(self.folder):
-            files.remove_begun(place_of(self.folder, step))
+        for numbers in files.places_in(self.folder):
+            files.remove_begun(place_of(self.folder, *numbers))
 
     # --- Going on ---------------------------------------------------------------------------------
 
@@ -174,7 +209,7 @@ class Checkpoints:
         InputError if they are of another run, or none of them is whole; OWN may be lost.
         """
         folder, only = (self.folder, None) if resume in ("auto", OWN) else files.source(resume)
-        here = [key for key in self._keys(folder, resume == OWN) if only in (None, key.step)]
+        here = [key for key in self._keys(folder, resume == OWN) if only in (None, key.place)]
         gathered = [json.loads(text) for text in group.gather_texts(json.dumps(here))]
         problems: list[str] = []
         lost, second_best = False, None
@@ -196,21 +231,21 @@ class Checkpoints:
 
     def _taken(self, part: Part, here: Sequence[Key], problems: Sequence[str]) -> Part:
         _warn(*problems)
-        progress = Key(part.step, part.steps).progress
-        older = [key for key in candidates.newest_first(here) if key.progress <= progress]
-        self._kept = [key.step for key in reversed(older)]
+        age = Key(part.step, part.steps, part.turn).age
+        older = [key for key in candidates.newest_first(here) if key.age <= age]
+        self._kept = [key.place for key in reversed(older)]
         return part
 
     def _keys(self, folder: Path, of_this_run: bool) -> list[Key]:
         """The checkpoints that this host has something of."""
         found = set()
-        for step in files.steps_in(folder):
-            manifests = files.manifests_in(place_of(folder, step), step).values()
+        for step, turn in files.places_in(folder):
+            manifests = files.manifests_in(place_of(folder, step, turn), step).values()
             if of_this_run:
-                found |= {_key(manifest) for manifest in manifests if self._is_own(manifest)}
+                found |= {_key(manifest, turn) for manifest in manifests if self._is_own(manifest)}
             else:
-                found |= {_key(manifest) for manifest in manifests} or {Key(step, None)}
-        return sorted(found, key=lambda key: (key.step, key.steps or 0))
+                found |= {_key(manifest, turn) for manifest in manifests} or {Key(step, None, turn)}
+        return sorted(found, key=lambda key: (key.place, key.steps or 0))
 
     def _judged(self, folder: Path, key: Key) -> tuple[Part | None, str, bool]:
         """The part to go on with, if it is possible; what is wrong; whether something is lost."""
@@ -222,7 +257,7 @@ class Checkpoints:
         model, told = self._model(folder, key, looks)
         if model is None:
             return None, candidates.problem(key, looks, told), True
-        part = Part(key.step, own, model.content, model.sender, model.epoch, key.steps, model.world)
+        part = Part(key.step, own, model.content, model.sender, model.epoch, key.steps, key.turn, model.world)
         everybody = list(range(self._world))
         is_resized = verdict == candidates.RESIZED
         afresh = everybody if is_resized else candidates.without_part(looks, model.sha256)
@@ -236,8 +271,9 @@ class Checkpoints:
 
     def _look(self, folder: Path, key: Key) -> tuple[dict[str, Any] | None, Look]:
         """This rank's own part, if it is whole, and what it has found of the checkpoint."""
-        place = place_of(folder, key.step)
-        manifests = [found for found in files.manifests_in(place, key.step).values() if _key(found) == key]
+        place = place_of(folder, *key.place)
+        there = files.manifests_in(place, key.step).values()
+        manifests = [found for found in there if _key(found, key.turn) == key]
         own, look = self._own_part(place, key)
         differences = [found for found in manifests if candidates.difference(found, self._run)]
         if differences:
@@ -258,7 +294,7 @@ class Checkpoints:
             if not (place / self._manifest).exists():
                 return None, Look(UNFINISHED if path.exists() else ABSENT)
             manifest = files.read_manifest(place / self._manifest, key.step)
-            if _key(manifest) != key or candidates.difference(manifest, self._run):
+            if _key(manifest, key.turn) != key or candidates.difference(manifest, self._run):
                 return None, Look(ABSENT)
             own = files.read(path, manifest, self._most_bytes)
             files.expect_step(own, key.step, path)
@@ -287,9 +323,9 @@ class Checkpoints:
 
     def _model_here(self, folder: Path, key: Key) -> tuple[Model | None, str]:
         """The one on this host, or why it cannot be taken."""
-        place, said = place_of(folder, key.step), ""
+        place, said = place_of(folder, *key.place), ""
         for manifest in files.manifests_in(place, key.step).values():
-            if _key(manifest) != key or not files.lists_model(manifest):
+            if _key(manifest, key.turn) != key or not files.lists_model(manifest):
                 continue
             try:
                 epoch = files.count(manifest.get("epoch"))
@@ -323,7 +359,7 @@ def failures(
     except kinds as error:
         said = f"{type(error).__name__}: {error}"
         if isinstance(error, OSError):
-            said = f"{error.filename}: {error.strerror}"
+            said = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
     said = " ".join(said.split())
     return ", ".join(
         f"rank {rank}: {text}" for rank, text in enumerate(group.gather_texts(said, among)) if text
@@ -337,8 +373,8 @@ def _unequal(sums: Sequence[str]) -> str:
     return ", ".join(f"rank {rank}: its {MODEL} is not the same as that of other ranks" for rank in strangers)
 
 
-def _key(manifest: Mapping[str, Any]) -> Key:
-    return Key(int(manifest["step"]), files.count(manifest["run"].get(candidates.STEPS)))
+def _key(manifest: Mapping[str, Any], turn: int) -> Key:
+    return Key(int(manifest["step"]), files.count(manifest["run"].get(candidates.STEPS)), turn)
 
 
 def _reason(error: Damaged | OSError) -> str:

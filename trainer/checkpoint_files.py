@@ -9,7 +9,7 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,26 +29,41 @@ class Damaged(Exception):
 # --- Names ----------------------------------------------------------------------------------------
 
 
-def place_of(folder: Path, step: int) -> Path:
-    return folder / f"step-{step:08d}"
+def place_of(folder: Path, step: int, turn: int = 0) -> Path:
+    """Where a checkpoint of this step is; those that find another of that number there have later turns."""
+    return folder / (f"step-{step:08d}.{turn}" if turn else f"step-{step:08d}")
 
 
-def step_of(place: Path) -> int | None:
-    found = re.fullmatch(r"step-(\d{8,18})", place.name)
-    return int(found[1]) if found else None
+def numbers_of(place: Path) -> tuple[int, int] | None:
+    """Step and turn of a checkpoint, by the name of its folder."""
+    found = re.fullmatch(r"step-(\d{8,18})(?:\.([1-9]\d{0,5}))?", place.name)
+    return (int(found[1]), int(found[2] or 0)) if found else None
 
 
-def steps_in(folder: Path) -> list[int]:
-    """The steps of all checkpoints in the folder, whole or not, in order; what is no folder is not one."""
+def places_in(folder: Path) -> list[tuple[int, int]]:
+    """Step and turn of all checkpoints in a folder, whole or not, in order; what is no folder is not one."""
     places = [place for place in folder.iterdir() if place.is_dir()] if folder.is_dir() else []
-    return sorted(step for step in map(step_of, places) if step is not None)
+    return sorted(numbers for numbers in map(numbers_of, places) if numbers is not None)
 
 
-def source(resume: str) -> tuple[Path, int | None]:
-    """The folder that a user named, and the step if it is that of one checkpoint."""
+def free_turn(folder: Path, places: Sequence[tuple[int, int]], step: int) -> int:
+    """The turn behind those of this step of which a rank has finished its part."""
+    turns = [turn for there, turn in places if there == step and has_manifest(place_of(folder, step, turn))]
+    return max(turns, default=-1) + 1
+
+
+def has_manifest(place: Path) -> bool:
+    try:
+        return any(rank_of(path, ".json") is not None for path in place.iterdir())
+    except FileNotFoundError:  # another rank of this host has just removed it
+        return False
+
+
+def source(resume: str) -> tuple[Path, tuple[int, int] | None]:
+    """The folder that a user named, and step and turn if it is that of one checkpoint."""
     named = Path(resume).expanduser().absolute()
-    step = step_of(named)
-    return (named, None) if step is None else (named.parent, step)
+    numbers = numbers_of(named)
+    return (named, None) if numbers is None else (named.parent, numbers)
 
 
 def own_name(rank: int) -> str:
@@ -137,7 +152,7 @@ def keep_out_of_git(place: Path) -> None:
 
 
 def remove_strangers(place: Path, world: int) -> None:
-    """Take out what ranks have left that are no more, where a checkpoint is written over an older one."""
+    """Take out what ranks have left that are no more, where one was begun that was never finished."""
     for path in place.iterdir():
         rank = next((rank for rank in (rank_of(path, ".pt"), rank_of(path, ".json")) if rank is not None), -1)
         if rank >= world:

@@ -154,9 +154,10 @@ def where_it_goes_on(state: State, part: Part) -> str:
     metrics, world = state.metrics, group.world()
     rest = "nothing is left to train" if metrics.step == metrics.steps else "it goes on from there"
     if part.is_resized:
+        ranks = "1 rank" if part.world == 1 else f"{part.world} ranks"
         return (
             f"{part.step:,} of {part.steps or metrics.steps:,} steps were done at the newest checkpoint by "
-            f"{part.world} ranks, now there are {world}: that is {metrics.step:,} of {metrics.steps:,} steps "
+            f"{ranks}, now there are {world}: that is {metrics.step:,} of {metrics.steps:,} steps "
             f"for these, and {rest}, with {state.lr_scale:.4g} times --lr; what each rank alone knew "
             "(random numbers, error feedback) begins afresh"
         )

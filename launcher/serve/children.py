@@ -113,7 +113,7 @@ def alone(
 def waited_for(
     process: subprocess.Popen[bytes], what: str, seconds: float, held: Reservation | None = None
 ) -> Done:
-    if what == "checkpoints":  # not a preflight: that it was ended would be noted as what it found
+    if what in ("checkpoints", "preflight"):
         looks.add(process)
     try:
         if held:

@@ -165,7 +165,9 @@ class Service:
 
         def work() -> None:
             try:
-                history.note(history.PREFLIGHT, self.check_hosts())
+                found = self.check_hosts()
+                if not self.ending:  # else it was ended, which is nothing that it found
+                    history.note(history.PREFLIGHT, found)
             finally:
                 self.checking.release()
 

@@ -253,9 +253,30 @@ def open_shell(transport: paramiko.Transport) -> paramiko.Channel:
                 raise
             time.sleep(pause)
         else:
-            channel.exec_command(READ_COMMAND)
+            begin_shell(channel)
             return channel
     raise AssertionError("unreachable: the last pause is none")
+
+
+def begin_shell(channel: paramiko.Channel) -> None:
+    """paramiko itself would wait without end for the server to say that it has begun."""
+    is_late = threading.Event()
+
+    def give_up() -> None:
+        is_late.set()
+        channel.close()
+
+    timer = threading.Timer(CONNECT_S, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        channel.exec_command(READ_COMMAND)
+    except paramiko.SSHException:
+        if is_late.is_set():
+            raise paramiko.SSHException("Timeout opening channel.") from None
+        raise
+    finally:
+        timer.cancel()
 
 
 def command_line(argv: Sequence[str]) -> bytes:

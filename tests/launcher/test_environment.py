@@ -265,6 +265,11 @@ def test_a_script_for_bash_is_named_where_there_is_no_bash(prefix_here: Path) ->
         activated(prefix_here, "words=(one two)")
 
 
+def test_a_script_that_ends_the_shell_without_a_word_is_quoted_with_none(prefix_here: Path) -> None:
+    with pytest.raises(hostanswer.Refused, match=r"activate\.d/a\.sh did not come to its end$"):
+        activated(prefix_here, "exit 1")
+
+
 def test_a_shell_that_hangs_is_given_up_and_ended() -> None:
     began = "echo began >&2; sleep 600"
     assert hostactivate.shell_environ(["sh", "-c", began], dict(os.environ), 1.0) == (None, "began\n")

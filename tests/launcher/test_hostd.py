@@ -562,6 +562,14 @@ def test_torch_is_imported_once_for_all_only_if_the_program_may_need_it(
     assert hostranks.needs_others(command, str(tmp_path)) is needs
 
 
+@pytest.mark.timeout(20)
+def test_a_program_that_is_a_pipe_is_not_waited_for_to_know_what_it_imports(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "program.py")
+    command = hostranks.python_command(["python", "program.py"])
+    assert command is not None
+    assert hostranks.needs_others(command, str(tmp_path)) is True
+
+
 def test_a_preforked_module_runs_as_python_m_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__main__.py").write_text("import sys; print(__name__, __package__, sys.argv)")

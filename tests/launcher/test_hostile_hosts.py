@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import paramiko
 import pytest
 
 from launcher import history, showlogs, watch
@@ -27,8 +28,9 @@ from launcher.model import Event, Host, HostPlan, Inventory, Plan, RankSpec, Ran
 from launcher.plan import LaunchOptions
 from launcher.push import push, take
 from launcher.runs import Found, found_of, updated
-from launcher.transport import Pool
+from launcher.transport import Pool, ssh
 from launcher.transport.local import LocalTransport
+from launcher.transport.sentences import is_silence
 from tests.launcher import hosts
 from tests.launcher.hosts import HOME, Hosts, write_home
 from tests.launcher.ringctl import (
@@ -71,7 +73,7 @@ def telling(*lines: Any) -> str:
 ENDLESS = {
     "server1": f"echo {MARK}; head -c 20000 /dev/urandom",
     "server2": "yes a chatty login",
-    "server3": f"""printf '{MARK}\\n{{"a":"'; head -c 1000000000 /dev/zero""",
+    "server3": f"""printf -- '{MARK}\\n{{"a":"'; head -c 1000000000 /dev/zero""",
     "server4": f"echo {MARK}; head -c 1000000 /dev/zero | tr '\\0' '['; echo",
 }
 
@@ -131,7 +133,9 @@ def test_whatever_is_answered_to_a_question_is_an_error_of_that_host(script: str
     agent = liar(script)
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "a.py").write_text("pass")
-    asking = [lambda: agent.runs(), lambda: agent.stop("r", 0.0), lambda: agent.slots()]
+    asking = [
+        lambda: agent.runs(), lambda: agent.stop("r", 0.0), lambda: agent.slots(), lambda: agent.secrets("r")
+    ]  # fmt: skip
     if not script.startswith("yes"):  # once is enough to know that it is ended
         asking.append(lambda: raise_first(push(take(tmp_path / "code"), {"liar": agent})))
     for ask in asking:
@@ -178,6 +182,15 @@ def test_slots_that_nobody_can_have_are_an_error_of_that_host(answer: dict[str, 
         liar(telling(answer)).slots()
 
 
+@pytest.mark.parametrize(
+    "secrets", [[1], "abc", {"A": 1}, {"A": ["b"]}, {f"A{number}": "b" for number in range(1001)}]
+)
+def test_secrets_that_no_run_can_have_are_an_error_of_that_host(secrets: object) -> None:
+    with pytest.raises(HostError, match=r"^liar: "):
+        liar(telling({"secrets": secrets})).secrets("r")
+    assert liar(telling({"secrets": {"A": "b"}})).secrets("r")["A"].value == "b"
+
+
 def test_slots_that_somebody_has_are_told_and_words_do_no_harm() -> None:
     told = liar(telling({**NOW, "problem": "\x1b[2J no"})).slots()
     assert (told.runs[0].run, told.runs[0].user, told.load, told.disk_total) == (
@@ -197,13 +210,48 @@ def raise_first(results: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_host_that_never_stops_talking_is_not_listened_to_for_longer_than_the_others() -> None:
-    script = f"printf '{MARK}\\n'; exec python3 -c 'import os\nwhile True: os.write(1, bytes(1))'"
+    script = f"printf -- '{MARK}\\n'; exec python3 -c 'import os\nwhile True: os.write(1, bytes(1))'"
     conversation = liar(script).converse("x.py", "x", [{}])
     try:
         with pytest.raises(HostError, match="liar: no answer within 1 s"):
             conversation.answer(1.0)
     finally:
         conversation.close()
+
+
+class Frozen(paramiko.ServerInterface):
+    """A server that opens sessions, and begins nothing in them."""
+
+    def __init__(self) -> None:
+        self.thawed = threading.Event()
+
+    def check_auth_none(self, username: str) -> int:  # noqa: ARG002 - whoever it is
+        return paramiko.common.AUTH_SUCCESSFUL
+
+    def check_channel_request(self, kind: str, chanid: int) -> int:  # noqa: ARG002 - paramiko names them
+        return paramiko.common.OPEN_SUCCEEDED
+
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:  # noqa: ARG002
+        self.thawed.wait(20.0)
+        return False
+
+
+def test_a_server_that_begins_nothing_in_a_session_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh, "CONNECT_S", 0.5)
+    here, there = socket.socketpair()
+    server, client, frozen = paramiko.Transport(there), paramiko.Transport(here), Frozen()
+    try:
+        server.add_server_key(paramiko.RSAKey.generate(2048))
+        server.start_server(server=frozen, event=threading.Event())
+        client.start_client(timeout=20.0)
+        client.auth_none("anybody")
+        with pytest.raises(paramiko.SSHException, match="Timeout opening channel") as silent:
+            ssh.open_shell(client)
+        assert is_silence(silent.value)
+    finally:
+        frozen.thawed.set()
+        for end in (client, server):
+            end.close()
 
 
 def test_a_push_to_a_host_that_always_wants_the_same_comes_to_an_end(tmp_path: Path) -> None:
@@ -432,7 +480,7 @@ if [ $2 = follow ]; then
     echo MARK; echo 'CURSOR'; echo 'STARTED'
     while echo '{"kind":"tick","time":1000000000.0}'; do sleep 0.1; done
 fi
-printf 'MARK\\n{"known": true, "was": "running", "state": "stopped", "ended": [1], "left": []}\\n'
+printf -- 'MARK\\n{"known": true, "was": "running", "state": "stopped", "ended": [1], "left": []}\\n'
 """
 
 

@@ -49,7 +49,7 @@ if [ $2 = follow ]; then
     {lines}
     echo '{compact(STOPPED)}'; echo '{compact({**END, "state": "stopped"})}'; exit
 fi
-printf '{MARK}\\n{{"known": true, "was": "running", "state": "stopped", "ended": [0], "left": []}}\\n'
+printf -- '{MARK}\\n{{"known": true, "was": "running", "state": "stopped", "ended": [0], "left": []}}\\n'
 """
 
 
@@ -92,6 +92,25 @@ def test_a_log_that_takes_long_to_be_shown_is_shown_to_its_end(monkeypatch: pyte
     monkeypatch.setattr(watch, "LONGEST_S", 3.0)
     screen = Shown(each=0.1)
     outcome = stop_it(asked_to_stop(number(60, 0.02)), screen)
+    assert screen.lines == [str(line) for line in range(60)]
+    assert outcome.state.state == "stopped"
+    assert MISSING not in screen.notes
+
+
+def test_a_log_is_shown_to_its_end_though_our_clock_is_set_back_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    interrupts, clock = watch.Interrupts(), time.time
+
+    def set_back_and_stop(screen: Shown) -> None:
+        if screen.lines and not interrupts.count:
+            monkeypatch.setattr(time, "time", lambda: clock() - 3600.0)
+            interrupts.count = 1
+
+    screen = Shown(then=set_back_and_stop)
+    agents = {"liar": liar(asked_to_stop(number(60, 0.05, f"{clock():.1f}")))}
+    state = RunState("r1", "", 1, 1, "starting", {0: RankState(0, "liar")})
+    outcome = watch.watch(state, agents, screen, interrupts)
     assert screen.lines == [str(line) for line in range(60)]
     assert outcome.state.state == "stopped"
     assert MISSING not in screen.notes

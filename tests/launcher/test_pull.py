@@ -154,6 +154,27 @@ def test_a_folder_with_something_in_it_is_refused_and_force_replaces_only_what_i
     assert ringctl("pull", run, str(tmp_path / "file"), code=2).stderr.count("Traceback") == 0
 
 
+def modes_below(folder: Path) -> set[tuple[bool, int]]:
+    """(whether it is a folder, its mode) of all that is in there."""
+    return {(path.is_dir(), path.stat().st_mode & 0o777) for path in folder.rglob("*")}
+
+
+def test_what_comes_is_closed_to_others_and_what_was_there_keeps_its_mode(tmp_path: Path) -> None:
+    run, mine = saved("2,4"), tmp_path / "mine"
+    closed = {(True, 0o700), (False, 0o600)}
+    (tmp_path / "new").mkdir(mode=0o755)
+    ringctl("pull", run, str(tmp_path / "new" / "folder" / "below"))
+    ringctl("logs", run, "--download", str(tmp_path / "new" / "logs"))
+    assert modes_below(tmp_path / "new") == closed
+    mine.mkdir(mode=0o755)
+    (mine / "notes.txt").write_text("mine")
+    (mine / "notes.txt").chmod(0o644)
+    ringctl("pull", run, str(mine), "--force")
+    assert (mine.stat().st_mode & 0o777, (mine / "notes.txt").stat().st_mode & 0o777) == (0o755, 0o644)
+    (mine / "notes.txt").unlink()
+    assert modes_below(mine) == closed
+
+
 def test_a_damaged_model_is_never_taken_and_a_step_that_is_not_there_leaves_nothing(tmp_path: Path) -> None:
     run = saved("2,4", world=1)
     damage(step_folder(run, 4) / "model.pt")
@@ -299,6 +320,8 @@ def a_listing(**changes: Any) -> dict[str, Any]:
         {"steps__0__step": -1},
         {"steps__0__step": 10**30},
         {"steps__0__step": "../../x"},
+        {"steps__0__turn": -1},
+        {"steps__0__turn": "/../../x"},
         {"steps__0__written": float("nan")},
         {"steps__0__files__model.pt": True},
         {"steps__0__manifests__0__files__model.pt__sha256": "../../x"},
@@ -320,11 +343,11 @@ def test_an_answer_that_makes_no_sense_is_not_believed(change: dict[str, Any]) -
 # --- Which checkpoint ----------------------------------------------------------------------------
 
 
-def on_host(step: int, *ranks: int, world: int = 2, steps: int | None = None) -> StepOnHost:
+def on_host(step: int, *ranks: int, world: int = 2, steps: int | None = None, turn: int = 0) -> StepOnHost:
     options = {"--world-size": world} | ({"steps in all": steps} if steps else {})
     file = FileAbout(3, "0" * 64)
     parts = tuple(Manifest(r, 1, options, {f"rank-{r}.pt": file, "model.pt": file}) for r in ranks)
-    return StepOnHost(step, 1.0, {**{f"rank-{r}.pt": 3 for r in ranks}, "model.pt": 3}, parts, ())
+    return StepOnHost(step, 1.0, {**{f"rank-{r}.pt": 3 for r in ranks}, "model.pt": 3}, parts, (), turn)
 
 
 def host_with(*steps: StepOnHost, ranks: tuple[int, ...] = ()) -> Listing:
@@ -350,6 +373,42 @@ def test_a_checkpoint_is_complete_when_all_ranks_have_finished_it(
     assert found.complete is complete
 
 
+def without(step: StepOnHost, *names: str) -> StepOnHost:
+    """That host's step once these files have gone."""
+    return replace(step, files={name: size for name, size in step.files.items() if name not in names})
+
+
+@pytest.mark.parametrize(
+    ("answered", "all_heard", "complete"),
+    [
+        ({"a": host_with(without(on_host(2, 0, world=1), "rank-0.pt"))}, True, False),
+        ({"a": host_with(without(on_host(2, 0, 1), "rank-1.pt"))}, False, False),
+        ({"a": host_with(without(on_host(2, 0, 1), "model.pt"))}, True, False),
+        ({"a": host_with(without(on_host(2, 0), "model.pt")), "b": host_with(on_host(2, 1))}, True, True),
+        ({"a": host_with(without(on_host(2, 0, 1), "rank-0.pt")), "b": host_with(on_host(2, 0))}, True, True),
+    ],
+    ids=["its only part", "a part", "its only model", "one of two models", "one of two of the same part"],
+)
+def test_a_checkpoint_of_which_something_has_gone_is_complete_only_if_it_is_there_once_more(
+    answered: dict[str, Listing], all_heard: bool, complete: bool
+) -> None:
+    (found,) = pull.checkpoints(answered, all_heard)
+    assert found.problems
+    assert found.complete is complete
+    assert pull.candidates([found], None) == [found], "all ranks had finished it, so its model is worth a try"
+
+
+def test_a_model_is_pulled_though_a_part_beside_it_has_gone_and_that_is_said(tmp_path: Path) -> None:
+    run = saved("2,4")
+    (step_folder(run, 4) / "rank-1.pt").unlink()
+    table = ringctl("checkpoints", run).stdout.splitlines()
+    assert table[2].split()[2:6] == ["no", "0", "of", "2"]
+    assert table[3] == "step 4: localhost: rank 1: rank-1.pt is not there"
+    done = ringctl("pull", run, str(tmp_path / "four"))
+    assert "the checkpoint of step 4 is not complete; its model is" in done.stderr
+    assert (tmp_path / "four" / "model.pt").read_bytes() == model_of(4)
+
+
 def test_the_newest_is_the_one_that_is_furthest_also_if_the_number_of_ranks_has_changed() -> None:
     four = on_host(90, 0, 1, 2, 3, world=4, steps=100)
     two = on_host(60, 0, 1, world=2, steps=200)
@@ -357,6 +416,30 @@ def test_the_newest_is_the_one_that_is_furthest_also_if_the_number_of_ranks_has_
     known = pull.checkpoints({"a": host_with(four, two, later, on_host(195, 0, steps=200))}, True)
     assert [of.step for of in pull.candidates(known, None)] == [90, 120, 60]
     assert [of.step for of in pull.candidates(known, 195)] == [195], "asked for, it is taken as it is"
+
+
+def test_of_two_with_the_number_of_a_step_the_one_that_is_furthest_is_the_newest() -> None:
+    alone, grown = on_host(400, 0, world=1, steps=45_000), on_host(400, 0, steps=22_500, turn=1)
+    known = pull.checkpoints(
+        {"a": host_with(alone, grown), "b": host_with(on_host(400, 1, steps=22_500, turn=1))}, True
+    )
+    assert [(of.folder, of.world, of.complete) for of in known] == [
+        ("step-00000400", 1, True),
+        ("step-00000400.1", 2, True),
+    ]
+    for step in (None, 400):
+        assert [of.turn for of in pull.candidates(known, step)] == [1, 0]
+
+
+def test_a_model_comes_out_of_the_folder_of_a_later_turn(tmp_path: Path) -> None:
+    run = saved("2,4", world=1)
+    step_folder(run, 4).rename(step_folder(run, 2).with_name("step-00000002.1"))
+    manifest = step_folder(run, 2).with_name("step-00000002.1") / "rank-0.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"step": 2}))
+    folders = [(of["step"], of["folder"], of["complete"]) for of in listed(run)["checkpoints"]]
+    assert folders == [(2, "step-00000002", True), (2, "step-00000002.1", True)]
+    ringctl("pull", run, str(tmp_path / "new"))
+    assert (tmp_path / "new" / "model.pt").read_bytes() == model_of(4)
 
 
 def test_a_world_that_a_host_only_claims_is_not_counted_through() -> None:
@@ -525,7 +608,7 @@ def test_a_host_cannot_send_more_than_it_should_nor_keep_us_waiting(
     model, part = model_of(2, 200), tmp_path / "model.part"
     copy = pull.Copy("server1", len(model), hashlib.sha256(model).hexdigest())
     monkeypatch.setattr(fetch, "QUIET_S", 0.5)
-    fetch.take_model(hostile(MORE, model), "a-run", 2, copy, part)
+    fetch.take_model(hostile(MORE, model), "a-run", "step-00000002", copy, part)
     assert part.read_bytes() == model
     part.unlink()
     for manners, kind, words in (
@@ -535,11 +618,11 @@ def test_a_host_cannot_send_more_than_it_should_nor_keep_us_waiting(
         (NAMES, HostError, "it does not say how long"),
     ):
         with pytest.raises(kind, match=words):
-            fetch.take_model(hostile(manners, model), "a-run", 2, copy, part)
+            fetch.take_model(hostile(manners, model), "a-run", "step-00000002", copy, part)
     assert 0 < len(part.read_bytes()) < len(model), "what dropped in stays, to go on from"
     huge = replace(copy, bytes=10**18)
     with pytest.raises(fetch.NotHere, match="are needed there"):
-        fetch.take_model(hostile(ANNOUNCED, model), "a-run", 2, huge, tmp_path / "huge")
+        fetch.take_model(hostile(ANNOUNCED, model), "a-run", "step-00000002", huge, tmp_path / "huge")
     file = pull.MetricsFile(0, 1, 3)
     with pytest.raises(HostError, match="is longer than it said"):
         fetch.take_metrics(hostile(ANNOUNCED, model), "a-run", [file], tmp_path, False)
@@ -587,12 +670,24 @@ def test_a_host_that_claims_more_than_this_disk_holds_gives_way_to_the_next(
 
     monkeypatch.setattr(pulling, "take", take)
     missed: dict[str, RingctlError] = {}
-    heard: Any = SimpleNamespace(miss=missed.__setitem__)
+    heard: Any = SimpleNamespace(miss=missed.__setitem__, away=missed)
     copies = (pull.Copy("liar", 10**18, "0"), pull.Copy("honest", 1, "0"))
     chosen = pulling.first_whole(heard, PullFolder(tmp_path), SimpleNamespace(step=4, models=copies))  # type: ignore[arg-type]  # all that is asked of a checkpoint
     assert chosen == copies[1]
     assert "are needed there" in missed["liar"].message
     assert "honest has it too, and is asked" in capsys.readouterr().err
+    older = SimpleNamespace(step=2, models=(pull.Copy("liar", 1, "0"),))
+    assert pulling.first_whole(heard, PullFolder(tmp_path), older) is None, "it is not asked again"  # type: ignore[arg-type]  # as above
+
+
+def test_a_host_that_tells_of_more_checkpoints_or_metrics_than_any_has_makes_no_sense() -> None:
+    step = {"step": 1, "written": 1.0, "files": {}, "manifests": [], "unread": [], "turn": 0}
+    file = {"rank": 0, "attempt": 1, "bytes": 1}
+    told: dict[str, Any] = {"steps": [], "ranks": [], "metrics": [], "events": 0, "checkpoint_dir": ""}
+    assert pull.listing("a", {**told, "steps": [step] * 64, "metrics": [file]})
+    for more in ({"steps": [step] * 65}, {"metrics": [file] * (pull.MOST_METRICS + 1)}):
+        with pytest.raises(HostError, match="makes no sense"):
+            pull.listing("a", {**told, **more})
 
 
 def test_a_log_without_an_end_is_given_up(hostile: Any, monkeypatch: pytest.MonkeyPatch) -> None:

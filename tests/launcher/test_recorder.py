@@ -248,6 +248,20 @@ def test_a_run_that_never_started_is_said_to_have_failed() -> None:
     assert (history.state_of(run), due()) == ("failed", [])
 
 
+@pytest.mark.timeout(20)
+def test_a_start_is_not_waited_for_longer_because_the_clock_was_set_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("launcher.recorder.START_S", 0.5)
+    run = launch(["true"], world=1)[-1]["run"]
+    record = history.read(run)
+    assert record is not None
+    history.write(history.replace(record, end=None, started=time.time() + 3600.0))
+    os.rename(run_folder(run), run_folder("elsewhere"))
+    Recorder(run).record()
+    assert history.state_of(run) == "failed"
+
+
 def test_what_is_known_of_a_run_that_no_host_knows_stays() -> None:
     run = launch(["true"], world=1)[-1]["run"]
     record = history.read(run)

@@ -26,6 +26,7 @@ from launcher.model import Host, Inventory
 from launcher.plan import STARTS_S, LaunchOptions, kept_after_failure, restart_delay
 from launcher.runs import Found
 from launcher.transport import Pool
+from launcher.watch import Silence
 from launcher.watching import Failure
 from tests.launcher.ringctl import (
     RINGCTL,
@@ -208,6 +209,35 @@ def test_a_run_is_not_over_while_its_launch_hands_it_to_a_watcher(monkeypatch: p
     assert not watching.begins_again("r", 1), "nobody has taken it"
     watching.forget("r")
     assert not watching.begins_again("r", 1), "nobody need watch it"
+
+
+def test_the_last_ranks_are_given_up_only_where_others_can_be_heard_and_time_has_passed_for_us() -> None:
+    def lasts(going_on: str, away: str, *times: float, answering: str = "a") -> bool:
+        silence = Silence(10.0, lambda: answering)
+        why = ""
+        for now in (0.0, *times):
+            why = silence.look(set(going_on), set(away), 1000.0 + now)
+            if silence.asking:
+                silence.asking.join()
+        return bool(why)
+
+    long = [0.5 * step for step in range(1, 25)]
+    assert lasts("b", "b", *long)
+    assert lasts("bc", "bc", *long)
+    assert not lasts("b", "b", *long[:15]), "it may be back in a moment"
+    assert not lasts("b", "b", 0.5, 3600.0), "we were stopped meanwhile"
+    assert not lasts("b", "b", *long, answering=""), "it is we who are away"
+    assert not lasts("b", "b", *long, answering="ab"), "it is back"
+    assert not lasts("bc", "b", *long), "the other notices it"
+    assert not lasts("", "b", *long), "its ranks have ended"
+
+
+def test_what_somebody_killed_has_left_beside_a_watch_is_forgotten_with_it() -> None:
+    history.make_folder(watching.folder())
+    half = watching.folder() / f"r.json.tmp{2**22 + 1}"  # no process has such a number
+    half.touch()
+    watching.forget("r")
+    assert not half.exists()
 
 
 def test_how_long_a_run_still_waits_is_told_as_it_is_when_somebody_asks(
@@ -502,7 +532,9 @@ def test_an_attempt_is_not_started_beside_what_could_not_be_ended() -> None:
     with contextlib.closing(Pool(no_input=True)) as pool:
         here = Host("localhost", local=True)
         with pytest.raises(HostError, match=r"did not end: \[4711\]"):
-            end_before({"localhost": Stuck(here, pool.transport(here))}, "r", 1, {})
+            end_before({"localhost": Stuck(here, pool.transport(here))}, "r", 1, {}, ["localhost"])
+        told = end_before({"localhost": Stuck(here, pool.transport(here))}, "r", 1, {}, [])
+        assert "did not end: [4711]" in told["localhost"], "nothing starts there"
 
 
 def test_a_run_is_not_ended_for_a_restart_whose_folder_is_gone(tmp_path: Path) -> None:

@@ -96,6 +96,67 @@ def test_a_restart_reads_the_file_again_and_says_if_it_cannot() -> None:
     assert "secret.env: cannot be read: No such file" in ringctl("restart", run, code=2).stderr
 
 
+def failed_with_its_secret() -> str:
+    """The id of a run that wrote its secret and failed."""
+    Path("rank.sh").write_text('echo "it is <$API_TOKEN>"; echo "<$API_TOKEN>" >&2; exit 3')
+    options = ("--local", "--world", "1", "--env-file", secret_file(), "--", "sh", "rank.sh")
+    (run,) = re.findall(r"^run (\S+):", ringctl("launch", *options, code=1).stdout)
+    return str(run)
+
+
+def everything_said_of(run: str) -> str:
+    again = [ringctl(*args, code=None) for args in (("logs", run), ("logs", run, "--json"), ("explain", run))]
+    return "".join(done.stdout + done.stderr for done in again)
+
+
+@pytest.mark.parametrize("lost", ["the record", "the file", "the value"])
+def test_a_secret_stays_hidden_as_long_as_the_host_knows_it(lost: str) -> None:
+    run = failed_with_its_secret()
+    if lost == "the record":
+        ringctl("runs", "prune", "--keep", "0", "--yes")
+    elif lost == "the file":
+        Path("secret.env").unlink()
+    else:
+        secret_file("API_TOKEN=another-one\n")
+    said = everything_said_of(run)
+    assert "it is <***>" in said
+    assert "exited with code 3: <***>" in said
+    assert "hunter2" not in said
+    assert "warning" not in said
+
+
+def test_a_secret_is_hidden_from_whoever_reads_the_log_on_another_machine(
+    cluster: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inventory(cluster, ("server1", "server2"))
+    Path("rank.sh").write_text('echo "it is <$API_TOKEN>"')
+    options = ("--world", "2", "--skip-preflight", "--env-file", secret_file())
+    (run,) = re.findall(r"^run (\S+):", ringctl("launch", *options, "--", "sh", "rank.sh").stdout)
+    Path("secret.env").unlink()
+    monkeypatch.setenv("RINGCTL_HOME", str(tmp_path / "another"))
+    done = ringctl("logs", run)
+    assert done.stdout.count("it is <***>") == 2
+    assert "hunter2" not in done.stdout + done.stderr
+    assert "warning" not in done.stderr
+
+
+@pytest.mark.parametrize("lost", ["the record", "the file"])
+def test_where_nobody_knows_what_was_secret_that_is_said(lost: str) -> None:
+    run = failed_with_its_secret()
+    plan = Path(os.environ["RINGCTL_HOME"]) / "runs" / run / "plan.json"
+    told = json.loads(plan.read_text())
+    assert told.pop("secrets") == ["API_TOKEN", "SHORT"]
+    plan.write_text(json.dumps(told))
+    assert "warning" not in ringctl("logs", run).stderr, "the file is enough"
+    if lost == "the record":
+        ringctl("runs", "prune", "--keep", "0", "--yes")
+    else:
+        Path("secret.env").unlink()
+    why = "is not known here" if lost == "the record" else "secret.env: cannot be read"
+    said = ringctl("logs", run).stderr
+    assert re.search(f"^warning: secrets are not looked for in what is shown: .*{why}.*; localhost: ", said)
+
+
 @pytest.mark.parametrize(
     ("text", "mode", "words"),
     [

@@ -3,6 +3,7 @@ a log that goes on in the next file while somebody reads it, lines that never se
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -112,6 +113,47 @@ def test_ranks_that_say_too_much_for_a_full_disk_are_ended_and_the_disk_is_named
     assert told()["state"] == "failed"
 
 
+def test_what_a_stop_on_a_full_disk_could_not_keep_of_the_log_is_told(one: Hosts) -> None:
+    says = f"touch /tmp/said; {WAIT}; seq 1 60000; echo all >/tmp/said; sleep 600"
+    launch = start("launch", "--", "sh", "-c", says)
+    wait_for(one.path("server1", "/tmp/said").exists, "the rank")
+    one.fill_disk("server1")
+    one.run("server1", "touch", "/tmp/done")
+    wait_for(one.path("server1", "/tmp/said").read_text, "what it says")
+    stopped = ringctl("stop", "--grace", "5").stdout
+    shown, _ = launch.communicate(timeout=60)
+    assert launch.returncode == 130, shown[-1000:]
+    numbers = [line for line in shown.splitlines() if line.startswith("[0 server1] ")]
+    assert numbers == [f"[0 server1] {number}" for number in range(1, len(numbers) + 1)]
+    lost = f"server1: the last {60000 - len(numbers)} lines of its log are lost: its disk was full"
+    one.free_disk("server1")
+    assert [lost in words for words in (stopped, shown, ringctl("logs").stderr)] == [True] * 3
+    (rank,) = told()["ranks"]
+    assert (told()["state"], rank["signal"]) == ("stopped", "SIGTERM")
+
+
+def test_half_a_line_for_which_there_is_no_room_is_taken_for_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, write, written = hostevents.EventLog(str(tmp_path), 1), os.write, []
+
+    def with_room_for_ten(fd: int, data: bytes) -> int:
+        if written:
+            raise OSError(errno.ENOSPC, "full")
+        written.append(write(fd, data[:10]))
+        return 10
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", with_room_for_ten)
+        for number in range(3):
+            log.event("line", rank=0, text=f"{number}" * 100)
+        hostevents.log_exit(log, 0, "stopped", -15, "SIGTERM", "stopped")
+        assert log.shorten(50) == 3
+    assert log.finish()
+    first, second = (path.read_bytes() for path in sorted(tmp_path.glob("events-*")))
+    assert (len(first), json.loads(second)["kind"]) == (10, "rank_exited")
+
+
 def without_room(cluster: Hosts) -> None:
     """A run on a disk that is full, and somebody else was quicker to use what was kept free for its end."""
     ringctl("launch", "--detach", "--", "sh", "-c", COUNT)
@@ -128,11 +170,12 @@ def test_a_run_that_waits_for_room_can_be_stopped(one: Hosts) -> None:
     one.run("server1", "touch", "/tmp/done")
     wait_for(lambda: not processes(one, "sleep"), "the end of the rank")
     assert told()["state"] == "running"
-    ringctl("stop", code=None)
+    assert "how the run ended there is not written down" in ringctl("stop", code=1).stdout
     assert eventually(lambda: not processes(one, "python3"), 10.0), "the supervisors wait for nothing now"
     one.free_disk("server1")
-    ringctl("stop")
+    assert "the last lines of its log may be lost" in ringctl("stop").stdout
     assert told()["state"] == "stopped"
+    assert "the last lines of its log may be lost" in ringctl("logs").stderr
 
 
 def test_a_supervisor_that_is_killed_on_a_full_disk_is_told_of_when_there_is_room(one: Hosts) -> None:
@@ -144,6 +187,7 @@ def test_a_supervisor_that_is_killed_on_a_full_disk_is_told_of_when_there_is_roo
     one.free_disk("server1")
     wait_for(lambda: told()["state"] == "failed", "word of it")
     assert {rank["exit_code"] for rank in told()["ranks"]} == {-9}
+    assert "the last lines of its log may be lost" in ringctl("logs").stderr
 
 
 # --- Numbers of processes ------------------------------------------------------------------------

@@ -39,6 +39,7 @@ for _ in range(500):
         break
     except OSError:
         time.sleep(0.02)
+time.sleep(3)  # by then the supervisors have met, too
 print("met", flush=True)
 sys.exit(1 if peer.recv(1) == b"" else 0)
 """
@@ -215,13 +216,18 @@ def has_supervisor(cluster: Hosts, host: str, run: str) -> bool:
     return warden in [process.host_pid for process in cluster.processes(host)]
 
 
-def test_what_ranks_have_made_another_users_is_told_and_keeps_no_run_from_ending(cluster: Hosts) -> None:
-    inventory(cluster, only=TWO)
+def put_as_root(cluster: Hosts) -> str:
+    """The beginning of a command line whose rest only root can end."""
     for host in TWO:
         program = cluster.path(host, "/opt/as-root")
         shutil.copy(str(shutil.which("setpriv")), program)
         program.chmod(0o4755)
-    leave = "exec /opt/as-root --reuid=0 --clear-groups"  # what only root can end
+    return "exec /opt/as-root --reuid=0 --clear-groups"
+
+
+def test_what_ranks_have_made_another_users_is_told_and_keeps_no_run_from_ending(cluster: Hosts) -> None:
+    inventory(cluster, only=TWO)
+    leave = put_as_root(cluster)
     script = f'if [ "$RANK" = 0 ]; then {leave} yes; else {leave} sleep 600 >/dev/null 2>&1; fi & sleep 1'
     run = detached("--", "sh", "-c", script)["run"]
     assert [ends_on(cluster, host, run)["state"] for host in TWO] == ["succeeded", "succeeded"]
@@ -234,6 +240,18 @@ def test_what_ranks_have_made_another_users_is_told_and_keeps_no_run_from_ending
         cluster.run("server2", "kill", "-KILL", str(left["pid"]), user="root")
     wait_for(lambda: cluster.is_idle("server2"), "its end")
     assert "could not" not in ringctl("stop", run).stdout
+
+
+def test_a_start_that_fails_on_one_host_tells_what_another_could_not_end(cluster: Hosts) -> None:
+    make = "mkdir -p late/bin late/conda-meta late/etc/conda/activate.d; ln -s {} late/bin/python; {}"
+    fails = "echo 'sleep 2; exit 3' > late/etc/conda/activate.d/fails.sh"
+    cluster.run("server2", "sh", "-c", make.format(cluster.python, fails))
+    inventory(cluster, only=TWO, server2={"env": {"conda": "/home/train/late"}})
+    script = f"{put_as_root(cluster)} sleep 600 & echo $! > /home/train/left; sleep 600"
+    told = ringctl("launch", "--", "sh", "-c", script, code=None).stderr
+    left = cluster.path("server1", "/home/train/left").read_text().strip()
+    cluster.run("server1", "kill", "-KILL", left, user="root")
+    assert f"server1 could not end processes [{left}]" in told, told
 
 
 # Each rank ends when its host is told to, with what it is told.

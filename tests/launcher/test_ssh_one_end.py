@@ -17,7 +17,7 @@ import pytest
 from launcher import history, leftovers
 from tests.launcher import hosts
 from tests.launcher.hosts import Hosts, inventory
-from tests.launcher.ringctl import is_alive, ringctl, wait_for
+from tests.launcher.ringctl import is_alive, ringctl, start, wait_for
 from tests.launcher.test_ssh_restarts import (
     THREE,
     TWO,
@@ -111,6 +111,55 @@ def test_an_attempt_that_was_killed_before_it_was_anywhere_is_stopped_like_any_o
     run = killed("restart", history.recall()[-1].plan.run, "--detach", at="server1,server2")
     ringctl("stop", run)
     assert said_of(run) == {"stopped"}
+
+
+def test_who_follows_a_run_hears_of_the_same_end_though_a_host_never_started_it(cluster: Hosts) -> None:
+    inventory(cluster, only=TWO)
+    run = detached("--", "sh", "-c", "echo $RINGCTL_ATTEMPT; sleep 600")["run"]
+    follower = start("logs", run, "--follow", "--json")
+    killed("restart", run, "--detach", at="server2")
+    ringctl("stop", run, "--grace", "0")
+    words, _ = follower.communicate(timeout=90)
+    for shown in (words, ringctl("logs", run, "--json").stdout):
+        last = json.loads([line for line in shown.splitlines() if line.startswith("{")][-1])
+        assert (last["kind"], last["attempt"], last.get("state")) == ("run_finished", 2, "stopped")
+    assert follower.returncode == 0, words
+
+
+def test_a_run_is_left_alone_while_it_is_its_watcher_who_can_reach_nobody(
+    cluster: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGCTL_LEASE", "2")
+    inventory(cluster, only=TWO)
+    script = "[ $RANK = 0 ] || until [ -e go ]; do sleep 0.1; done"
+    about = detached("--max-restarts", "1", "--min-world", "1", "--", "sh", "-c", f"cd; {script}")
+    ends_on(cluster, "server1", about["run"])
+    for host in TWO:
+        cluster.stop_sshd(host)
+        cluster.end_sessions(host)
+    time.sleep(20.0)  # more than six leases, and the time in which hosts are asked
+    for host in TWO:
+        cluster.start_sshd(host)
+    hosts.write_home(cluster, "server2", "go", "")
+    wait_for(lambda: not is_alive(about["watcher"]), "the end of the watcher", 60.0)
+    assert said_of(about["run"]) == {"succeeded"}
+    assert host_state(cluster, "server2", about["run"])["attempt"] == 1
+
+
+def test_a_run_goes_on_without_a_host_that_has_its_last_ranks_and_is_lost(
+    cluster: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGCTL_LEASE", "2")
+    inventory(cluster, only=TWO)
+    script = "[ $RINGCTL_ATTEMPT$RANK != 11 ] || sleep 600"
+    run = detached("--max-restarts", "1", "--min-world", "1", "--", "sh", "-c", script)["run"]
+    ends_on(cluster, "server1", run)
+    cluster.cut("server2")
+    wait_for(lambda: host_state(cluster, "server1", run)["attempt"] == 2, "the next attempt", 60.0)
+    assert "without server2" in ringctl("status", run).stdout
+    hosts.mend(cluster)
+    ringctl("stop", run, "--grace", "0")
+    assert ends_on(cluster, "server2", run)["attempt"] == 1
 
 
 def test_a_stop_while_a_restart_is_prepared_is_not_undone(cluster: Hosts, tmp_path: Path) -> None:
@@ -224,14 +273,14 @@ def test_a_host_that_cannot_be_asked_for_a_second_is_not_gone(cluster: Hosts) ->
         back = threading.Timer(1.5, cluster.start_sshd, ["server2"])
         back.start()
         try:
-            assert leftovers.end_before(agents, "20260101-000000-abcd", 1, {}) == {}
+            assert leftovers.end_before(agents, "20260101-000000-abcd", 1, {}, TWO) == {}
         finally:
             back.join()
         cluster.stop_sshd("server2")
         began = time.monotonic()
         try:
             away = {"server2": began - 60.0}
-            assert set(leftovers.end_before(agents, "20260101-000000-abcd", 1, away)) == {"server2"}
+            assert set(leftovers.end_before(agents, "20260101-000000-abcd", 1, away, TWO)) == {"server2"}
             assert time.monotonic() - began < leftovers.STAYS_S, "who has long been gone is not waited for"
         finally:
             cluster.start_sshd("server2")

@@ -108,7 +108,7 @@ def test_tries_that_never_began_do_not_keep_the_run_from_starting_once_its_hosts
 ) -> None:
     inventory(cluster, only=TWO)
     fails = "while [ ! -e /home/train/go ]; do sleep 0.1; done; exit 3"
-    about = detached("--max-restarts", "1", "--restart-delay", "0.1", "--", "sh", "-c", fails)
+    about = detached("--max-restarts", "3", "--restart-delay", "0.1", "--", "sh", "-c", fails)
     cluster.stop_sshd("server2")
     cluster.end_sessions("server2")
     for host in TWO:

@@ -37,6 +37,14 @@ def test_the_newest_is_the_one_that_is_furthest_whatever_its_ranks_count() -> No
     ]
 
 
+def test_of_several_with_the_number_of_a_step_the_one_that_is_furthest_is_the_newest_or_else_the_last() -> (
+    None
+):
+    alone, grown, again = Key(400, 45_000), Key(400, 22_500, 1), Key(400, 22_500, 2)
+    assert candidates.newest_first([alone, grown, again]) == [again, grown, alone]
+    assert candidates.newest_first([alone, Key(400, None, 1)]) == [Key(400, None, 1), alone]
+
+
 def test_a_step_without_a_manifest_is_the_one_that_another_rank_has_a_manifest_of() -> None:
     assert candidates.newest_first([Key(8, None), Key(8, 10), Key(9, None)]) == [Key(9, None), Key(8, 10)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import io
@@ -29,6 +30,8 @@ from trainer.errors import InputError
 from trainer.saver import Saver
 
 RUN = {"--model": "bn-cnn", "--world-size": 1}
+ONE: dict[str, Any] = {"--world-size": 1, "steps in all": 20}
+TWO: dict[str, Any] = {"--world-size": 2, "steps in all": 10}
 LIMIT = 1 << 20
 
 
@@ -41,14 +44,18 @@ def of_attempt(number: int, folder: Path, hosts: str = "", run: str = "run-1", *
     return Checkpoints(str(folder), RUN | changes, LIMIT, run, attempt=number, hosts=list(hosts), copies=1)
 
 
-def save(checkpoints: Checkpoints, step: int) -> bool:
-    """Save something that tells the step."""
-    shared = {"model": {"weight": torch.full((3, 2), float(step))}}
+def save(checkpoints: Checkpoints, step: int, weight: float | None = None) -> bool:
+    """Save something that tells the step, or this."""
+    shared = {"model": {"weight": torch.full((3, 2), float(step) if weight is None else weight)}}
     return checkpoints.save(step, 1, shared, {"random": torch.arange(step), "metrics": {"step": step}})
 
 
 def saved_steps(folder: Path) -> list[int]:
     return sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*"))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("step-*"))
 
 
 def read_back(folder: Path) -> int | None:
@@ -158,6 +165,23 @@ def test_what_an_abandoned_run_left_goes_when_a_new_checkpoint_is_whole(folder: 
 def test_after_going_on_the_one_gone_on_from_is_kept_beside_the_next(folder: Path) -> None:
     going_on = opened(folder)
     assert going_on.newest("auto") is not None
+    save(going_on, 8)
+    assert saved_steps(folder) == [6, 8]
+
+
+def test_of_two_of_one_step_the_later_turn_is_gone_on_from_and_if_it_is_damaged_the_other_is_and_stays(
+    folder: Path,
+) -> None:
+    later = folder / "step-00000006.1"
+    shutil.copytree(folder / "step-00000006", later)
+    part = opened(folder).newest("auto")
+    assert part is not None
+    assert (part.step, part.turn) == (6, 1)
+    (later / "model.pt").write_bytes(b"")
+    going_on = opened(folder)
+    part = going_on.newest("auto")
+    assert part is not None
+    assert (part.step, part.turn) == (6, 0)
     save(going_on, 8)
     assert saved_steps(folder) == [6, 8]
 
@@ -414,9 +438,72 @@ def test_a_full_disk_is_told_and_the_checkpoints_before_stay(
             "trainer: warning: step 8 could not be saved, the checkpoint before it stays: "
         )
         assert told.endswith(": No space left on device\n")
+        assert "None" not in told
         assert save(checkpoints, 10), "there is room again"
         assert saved_steps(folder) == [6, 10]
     assert failures > 8
+
+
+@pytest.mark.parametrize("failure", [Crash(), OSError(errno.ENOSPC, "No space left on device")], ids=repr)
+def test_wherever_the_first_save_after_a_grow_fails_what_it_went_on_from_stays(
+    failure: BaseException, tmp_path: Path
+) -> None:
+    """6 of 20 steps are 3 of 10: three steps later the number is that of the newest checkpoint once more."""
+    folder, found = tmp_path / "checkpoints", []
+    for number in range(1, 100):
+        shutil.rmtree(folder, ignore_errors=True)
+        alone = of_attempt(1, folder, **ONE)
+        assert all(save(alone, step) for step in (4, 6))
+        grown = of_attempt(2, folder, **TWO)
+        grown.prepare()
+        assert grown.newest("auto") is not None
+        disk = Disk(number, failure)
+        disk.trusts(folder)
+        with disk.at_work(), contextlib.suppress(Crash):
+            save(grown, 6, weight=0.5)
+        if isinstance(failure, Crash):
+            disk.lose_power(folder)
+        going_on = of_attempt(3, folder, **TWO)
+        going_on.prepare()
+        part = going_on.newest("auto")
+        assert part is not None
+        assert part.shared is not None
+        found.append((part.steps, part.shared["model"]["weight"][0, 0].item()))
+        assert save(going_on, 8)
+        assert len(names(folder)) == 2, "that and the one gone on from"
+        if disk.calls < number:
+            break
+    assert set(found) == {(20, 6.0), (10, 0.5)}
+    assert found == sorted(found, reverse=True), "once it is there it stays"
+    assert found.count((20, 6.0)) > 8, "few of the calls were seen"
+
+
+def test_a_fresh_start_that_cannot_be_saved_leaves_what_was_there_also_if_it_is_of_that_step(
+    folder: Path,
+) -> None:
+    for number in range(1, 100):
+        disk, fresh = Disk(number, OSError(errno.ENOSPC, "No space left on device")), opened(folder)
+        with disk.at_work():
+            if save(fresh, 6):
+                break
+        assert names(folder) == ["step-00000004", "step-00000006"]
+        assert read_back(folder) == 6
+    assert number > 8, "few of the calls were seen"
+    assert save(fresh, 8)
+    assert names(folder) == ["step-00000006.1", "step-00000008"]
+
+
+def test_one_of_a_later_turn_can_be_named(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    assert save(of_attempt(1, folder, **ONE), 6)
+    grown = of_attempt(2, folder, **TWO)
+    assert grown.newest("auto") is not None
+    assert save(grown, 6)
+    assert names(folder) == ["step-00000006", "step-00000006.1"]
+    for name, steps in (("step-00000006", 20), ("step-00000006.1", 10)):
+        part = of_attempt(3, tmp_path / "other", **TWO).newest(str(folder / name))
+        assert part is not None
+        assert part.steps == steps
 
 
 def test_a_file_that_cannot_be_written_to_the_end_is_named(
@@ -663,21 +750,19 @@ def test_what_another_number_of_ranks_saved_is_for_later_attempts_of_the_same_ru
 
 
 def test_of_attempts_with_other_numbers_of_ranks_the_one_that_is_furthest_counts(tmp_path: Path) -> None:
-    one: dict[str, Any] = {"--world-size": 1, "steps in all": 20}
-    two: dict[str, Any] = {"--world-size": 2, "steps in all": 10}
     folder = tmp_path / "checkpoints"
-    alone = of_attempt(1, folder, **one)
+    alone = of_attempt(1, folder, **ONE)
     assert all(save(alone, step) for step in (8, 10))
 
     def grown(_: int) -> tuple[int, bool]:
-        checkpoints = of_attempt(2, folder, "aa", **two)
+        checkpoints = of_attempt(2, folder, "aa", **TWO)
         part = checkpoints.newest("auto")
         assert part is not None
         return part.step, save(checkpoints, 6)
 
     assert together(2, tmp_path, grown) == [(10, True)] * 2
     assert saved_steps(folder) == [6, 10]
-    again = of_attempt(3, folder, **one)
+    again = of_attempt(3, folder, **ONE)
     part = again.newest("auto")
     assert part is not None
     assert (part.step, part.steps, part.world) == (6, 10, 2)
@@ -685,20 +770,43 @@ def test_of_attempts_with_other_numbers_of_ranks_the_one_that_is_furthest_counts
     assert saved_steps(folder) == [6, 14]
 
 
-def test_a_checkpoint_written_over_one_of_more_ranks_has_nothing_of_those(tmp_path: Path) -> None:
+def test_a_checkpoint_has_nothing_of_more_ranks_that_began_with_it_and_were_interrupted(
+    tmp_path: Path,
+) -> None:
+    place = tmp_path / "checkpoints" / "step-00000004"
+
     def save_it(_: int) -> bool:
         return save(of_attempt(1, tmp_path / "checkpoints", "aaa"), 4)
 
     together(3, tmp_path, save_it)
+    for manifest in place.glob("*.json"):
+        manifest.unlink()
     together(2, tmp_path, save_it)
-    names = sorted(path.name for path in (tmp_path / "checkpoints" / "step-00000004").glob("rank-*"))
-    assert names == ["rank-0.json", "rank-0.pt", "rank-1.json", "rank-1.pt"]
+    assert sorted(path.name for path in place.glob("rank-*")) == [
+        "rank-0.json",
+        "rank-0.pt",
+        "rank-1.json",
+        "rank-1.pt",
+    ]
+
+
+def test_hosts_agree_on_a_folder_that_none_of_them_has_a_finished_checkpoint_in(tmp_path: Path) -> None:
+    """Rank 0 is on a new host, rank 1 on the one where a rank was alone."""
+    save(of_attempt(1, tmp_path / "1", **ONE), 6)
+
+    def grown(rank: int) -> tuple[bool, list[str]]:
+        checkpoints = of_attempt(2, tmp_path / str(rank), "ab", **TWO)
+        assert checkpoints.newest("auto") is not None
+        return save(checkpoints, 6), names(tmp_path / str(rank))
+
+    later = "step-00000006.1"
+    assert together(2, tmp_path, grown) == [(True, [later]), (True, ["step-00000006", later])]
 
 
 # --- Beside the training --------------------------------------------------------------------------
 
 
-def test_a_rank_that_is_slow_to_remove_what_is_old_does_not_remove_what_the_next_one_saves(
+def test_while_a_rank_still_removes_what_is_old_the_next_one_is_not_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks of one host share a folder, and nothing but saving itself holds their savers together."""
@@ -707,19 +815,21 @@ def test_a_rank_that_is_slow_to_remove_what_is_old_does_not_remove_what_the_next
     def work(rank: int) -> list[bool]:
         checkpoints = opened(folder)
         saves = [save(checkpoints, 2), save(checkpoints, 4)]
-        real, answers = group.gather_texts, [0]
+        real, manifests = group.gather_texts, [folder / "step-00000006" / f"rank-{n}.json" for n in range(2)]
 
         def gather(*said: Any) -> list[str]:
             texts = real(*said)
-            answers[0] += 1
-            if answers[0] == 3:  # all manifests are there
-                assert eventually((folder / "step-00000008" / "rank-1.pt").exists)
+            if all(manifest.exists() for manifest in manifests):
+                assert eventually((tmp_path / "rank 1 is through").exists)
+                assert not eventually((folder / "step-00000008").exists, 0.3)
             return texts
 
         if rank == 0:
             monkeypatch.setattr(group, "gather_texts", gather)
         saves.append(save(checkpoints, 6))
         monkeypatch.undo()
+        if rank == 1:
+            (tmp_path / "rank 1 is through").touch()
         return [*saves, save(checkpoints, 8)]
 
     assert together(2, tmp_path, work) == [[True] * 4] * 2

@@ -530,6 +530,35 @@ def test_without_copies_a_run_that_lost_the_host_of_rank_0_does_not_silently_beg
             assert f"the checkpoint of step 10 is not whole: {text}" in outcome.err
 
 
+def test_ranks_killed_while_they_save_after_a_grow_go_on_from_where_they_grew(
+    tmp_path: Path, small: str
+) -> None:
+    """8 of 40 steps are 4 of 20: four steps later the number is that of the newest checkpoint once more."""
+    options = ["--data", small, "--model", "restless", "--batch-size", "4"]
+    options += ["--epochs", "4", "--checkpoint-every", "4"]
+
+    def with_file(name: str) -> Callable[[int], None]:
+        """Rank 0 is killed when it has put this file of step 8 in its place."""
+        real_replace = os.replace
+
+        def replace(source: Any, target: Any) -> None:
+            real_replace(source, target)
+            if Path(target).name == name and Path(target).parent.name.startswith("step-00000008"):
+                kill_me()
+
+        return lambda rank: setattr(os, "replace", replace) if rank == 0 else None
+
+    killed(1, tmp_path, options, with_file("rank-0.json"), on_hosts(tmp_path, "a", 1))
+    killed(2, tmp_path, options, with_file("model.pt"), on_hosts(tmp_path, "aa", 2))
+    outcomes = trained(2, tmp_path, *options, env=on_hosts(tmp_path, "aa", 3))
+    assert len(ends(outcomes)) == 1
+    told = (
+        "8 of 40 steps were done at the newest checkpoint by 1 rank, now there are 2: that is 4 of 20 steps"
+    )
+    assert told in outcomes[0].out
+    assert outcomes[0].err == "trainer: warning: the checkpoint of step 8 was not finished\n"
+
+
 @pytest.fixture
 def _rates_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every rank prints with which learning rate it takes a step."""

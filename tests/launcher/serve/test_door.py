@@ -65,7 +65,6 @@ def test_whoever_guesses_tokens_has_to_wait(at_the_door: Service) -> None:
         return at_the_door.raw("GET", "/api/runs", token="ringctl_guess").status
 
     wait_for(lambda: guess() == 429, "the guesser to be refused")
-    assert at_the_door.raw("GET", "/api/runs", token="ringctl_guess").status == 429
     assert at_the_door.raw("GET", "/api/runs").status == 200, "who has a known token does not wait"
 
 

@@ -160,6 +160,7 @@ def test_events_and_files_are_as_without_a_service(
     asked(service, "logs", run, "--download", str(tmp_path / "there"))
     for path in (tmp_path / "here" / run).iterdir():
         other = tmp_path / "there" / run / path.name
+        assert (other.parent.stat().st_mode & 0o777, other.stat().st_mode & 0o777) == (0o700, 0o600)
         assert sorted(other.read_bytes().splitlines()) == sorted(path.read_bytes().splitlines()), path.name
     assert (
         "is there already"

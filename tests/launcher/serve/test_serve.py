@@ -31,7 +31,7 @@ from launcher.serve.origin import names_of
 from launcher.serve.server import listen
 from launcher.serveinstall import argument, argv, plain_path, quoted
 from launcher.servestart import Options, own_url, page_url
-from tests.launcher.ringctl import RINGCTL, ringctl, wait_for
+from tests.launcher.ringctl import RINGCTL, is_alive, ringctl, wait_for
 from tests.launcher.serve.service import Service, serving, slow
 from tests.launcher.test_terminals import terminal
 
@@ -53,6 +53,15 @@ def test_there_is_one_service_a_user() -> None:
         assert f"runs already at {service.url}" in done.stderr
     assert client.own() is None, "one that has ended is not looked for"
     assert "there is no service" in ringctl("queue", code=2).stderr
+
+
+def test_a_preflight_that_is_under_way_ends_with_the_service_and_has_found_nothing(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    with serving(before=slow("preflight", go)) as service:
+        service.client().post("/api/preflight")
+        began = wait_for(lambda: list(tmp_path.glob("go?*")), "the preflight")[0]
+    wait_for(lambda: not is_alive(int(began.name.removeprefix("go"))), "its end")
+    assert history.noted(history.PREFLIGHT) is None
 
 
 def test_a_terminal_is_told_a_link_and_a_file_that_others_may_read_is_not() -> None:
