@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-STACK_SIGNAL = signal.SIGRTMIN + 9  # programs have their own uses for SIGUSR1; the trainer knows this one
+STACK_SIGNAL = signal.SIGRTMIN + 9  # programs have their own uses for SIGUSR1; the trainer knows these two
+INSIST_SIGNAL = signal.SIGRTMIN + 10
 
 
 def prefork() -> None:
@@ -173,7 +174,13 @@ def stack_file(metrics: str) -> str:
 
 
 def register_stacks(metrics: str) -> None:
-    """In the rank: write all threads' stacks to its file when asked, even in the middle of a C function."""
+    """In the rank: have its stack written to its file when somebody asks, and the main thread not notice.
+
+    A signal ends what the thread that handles it waits for, and torch takes an interrupted pause between two
+    tries to reach rank 0 for an error. So all threads block the first signal, and one of our own waits for
+    it. The second is for whoever keeps the interpreter locked: the main thread itself answers it.
+    """
+    import _thread
     import faulthandler
 
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
@@ -182,7 +189,26 @@ def register_stacks(metrics: str) -> None:
         fd = os.open(stack_file(metrics), flags, 0o600)
     except OSError:
         return  # a full disk: the rank runs all the same
-    faulthandler.register(STACK_SIGNAL, file=fd, all_threads=True, chain=False)
+    for number in (STACK_SIGNAL, INSIST_SIGNAL):  # also the first, for whoever sends it looks for a handler
+        faulthandler.register(number, file=fd, all_threads=False, chain=False)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {STACK_SIGNAL})
+    _thread.start_new_thread(write_stacks, (fd, _thread.get_ident()))  # one that `threading` does not count
+
+
+def write_stacks(fd: int, main_thread: int) -> None:
+    """In a thread of the rank: the main thread's stack, innermost first, whenever the signal comes."""
+    while True:
+        signal.sigwait({STACK_SIGNAL})
+        frame, lines = sys._current_frames().get(main_thread), ["Stack (most recent call first):\n"]
+        while frame is not None:
+            code = frame.f_code
+            lines.append(f'  File "{code.co_filename}", line {frame.f_lineno or 0} in {code.co_name}\n')
+            frame = frame.f_back
+        try:
+            os.write(fd, "".join(lines).encode(errors="replace"))
+        except OSError:
+            pass  # a full disk: then nobody learns where it is
+        del frame, lines  # nothing of the program is kept alive from here
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ import signal
 import time
 
 from launcher.hostdisk import open_plain, read_plain
-from launcher.hostprefork import STACK_SIGNAL, stack_file
+from launcher.hostprefork import INSIST_SIGNAL, STACK_SIGNAL, stack_file, write_stacks
 from launcher.hostproc import alive, catches, cpu_and_state, send
 from launcher.hostruns import read_state
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 WATCHDOG_S = 30.0  # ranks that made no progress for so long, and for ten of their usual steps, are looked at
 USUAL_STEPS = 10
 UNTOLD_TIMES = 6  # ranks that tell no steps may stand still this much longer when another host is silent
-STACK_S = 0.5  # a rank writes its stack within this
+STACK_S = 0.5  # a rank writes its stack within this; if it has not in half of it, it is asked the other way
 MOST_FRAMES = 40
 THREADS = ("Current thread", "Thread", "Stack")  # a dump of each begins with one of these
 THREAD_END = "(most recent call first):"
@@ -82,9 +82,15 @@ def main_stack(dump: str) -> list[tuple[str, int, str]]:
             threads.append((not line.startswith("Thread"), []))
         elif frame and threads:
             threads[-1][1].append((frame.group(1), int(frame.group(2)), frame.group(3)))
-    # The kernel gives a signal to the main thread, so that is the current one; else it is the oldest.
+    threads = [(is_current, frames) for is_current, frames in threads if not is_ours(frames)]
+    # A thread of ours writes the main one's, or the main one does; else it is the oldest.
     current = [frames for is_current, frames in threads if is_current and frames]
     return (current or [frames for _, frames in threads] or [[]])[-1][:MOST_FRAMES]
+
+
+def is_ours(frames: list[tuple[str, int, str]]) -> bool:
+    """Whether these are the frames of the thread that writes stacks."""
+    return any(name == write_stacks.__name__ for _, _, name in frames)
 
 
 def source_line(path: str, number: int) -> str:
@@ -110,6 +116,14 @@ def empty_stack(path: str) -> bool:
     return True
 
 
+def said_nothing(path: str) -> bool:
+    """Whether there is such a file, still empty."""
+    try:
+        return not read_plain(path)
+    except OSError:
+        return False
+
+
 class Stacks:
     """Where the ranks of this host are, as events of the run."""
 
@@ -117,6 +131,7 @@ class Stacks:
         self.log = log
         self.wanted = False
         self.due: float | None = None  # when what the ranks wrote is read
+        self.again: float | None = None  # when those that wrote nothing are asked once more
         self.looks = 0  # how often the ranks were looked at since they last got on
 
     def on_look(self, *_: object) -> None:
@@ -127,6 +142,9 @@ class Stacks:
         on for long: then again after four times as long, and so on."""
         running = [rank for rank in ranks if rank.pid and rank.status is None]
         if self.due is not None:
+            if self.again is not None and clock >= self.again:
+                self.again = None
+                self.insist(running)
             if clock >= self.due:
                 self.due = None
                 self.note(running)
@@ -139,12 +157,19 @@ class Stacks:
 
     def ask(self, ranks: list[Rank], clock: float) -> None:
         """The signal to those that write their stack then, and to nobody whom it would kill."""
-        self.due = clock + STACK_S
+        self.due, self.again = clock + STACK_S, clock + STACK_S / 2
         for rank in ranks:
             rank.ticks = cpu_and_state(rank.pid)[0]
             path = stack_file(rank.metrics.path)
             if catches(rank.pid, STACK_SIGNAL) and empty_stack(path):
                 send(rank.pid, STACK_SIGNAL)
+
+    def insist(self, ranks: list[Rank]) -> None:
+        """The other signal to ranks whose interpreter is locked, which the main thread answers without it."""
+        for rank in ranks:
+            silent = rank.ticks >= 0 and said_nothing(stack_file(rank.metrics.path))
+            if silent and catches(rank.pid, INSIST_SIGNAL):
+                send(rank.pid, INSIST_SIGNAL)
 
     def note(self, ranks: list[Rank]) -> None:
         """Write down what they wrote, and whether they were using the processor."""

@@ -9,6 +9,7 @@ import faulthandler
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 
 if not __package__:
@@ -60,15 +61,26 @@ def start(words: Sequence[str]) -> None:
 
 def show_stacks_on_signal() -> None:
     """Tell where every thread is, even in the middle of an exchange: on stderr on `kill -USR1`, or under
-    ringctl in the file where its supervisor looks, on the signal that it sends."""
+    ringctl in the file where its supervisor looks, on the signals that it sends."""
     metrics = os.environ.get("RINGCTL_METRICS")
+    look, insist = signal.SIGRTMIN + 9, signal.SIGRTMIN + 10
     try:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         where = os.open(f"{metrics}.stacks", flags, 0o600) if metrics else sys.stderr.fileno()
-        for number in (signal.SIGUSR1, signal.SIGRTMIN + 9):
-            faulthandler.register(number, file=where, all_threads=True)
+        for number in (signal.SIGUSR1, look, insist):
+            faulthandler.register(number, file=where, all_threads=number != insist)
     except (OSError, ValueError, AttributeError):
-        pass  # no disk, or no stderr: nobody could read it
+        return  # no disk, or no stderr: nobody could read it
+    if look not in signal.pthread_sigmask(signal.SIG_BLOCK, {look}):  # else ringctl has a thread for it
+        threading.Thread(target=write_stacks, args=(where, look), daemon=True).start()
+
+
+def write_stacks(where: int, look: int) -> None:
+    """In a thread, so that a look does not interrupt the main one: that would end torch's tries to reach
+    rank 0. ringctl knows the thread by this name, and that it is not the one it asks for."""
+    while True:
+        signal.sigwait({look})
+        faulthandler.dump_traceback(where, all_threads=True)
 
 
 if __name__ == "__main__":

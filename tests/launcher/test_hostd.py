@@ -467,6 +467,42 @@ def test_whatever_a_rank_writes_for_its_stack_its_supervisor_goes_on(written: st
     ringctl("stop", run, "--grace", "0")
 
 
+STUCK = """
+import ctypes, os
+print("ready", flush=True)
+ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)  # with the interpreter's lock
+"""
+
+
+def test_a_rank_that_keeps_the_interpreters_lock_is_seen_where_it_is(tmp_path: Path) -> None:
+    run = detach(["python", script(tmp_path, STUCK)], world=1)
+    wait_for(lambda: lines(events(run), 0), "the rank")
+    os.kill(state(run)["hostd"]["pid"], signal.SIGUSR1)
+    seen = wait_for(lambda: [event for event in events(run) if event["kind"] == "stack"], "a look at it")
+    assert seen[0]["frames"][0][3].startswith("ctypes.PyDLL(None).read(")
+    ringctl("stop", run, "--grace", "0")
+
+
+DIALLING = """
+import datetime
+import torch.distributed as dist
+print("ready", flush=True)
+dist.TCPStore("127.0.0.1", 1, 2, False, timeout=datetime.timedelta(seconds=6))
+"""
+
+
+def test_a_rank_that_tries_to_reach_another_is_looked_at_and_goes_on_trying(tmp_path: Path) -> None:
+    run = detach(["python", script(tmp_path, DIALLING)], world=1)
+    wait_for(lambda: lines(events(run), 0), "the rank")
+    for looks in range(1, 5):  # each somewhere in the pauses between its tries
+        os.kill(state(run)["hostd"]["pid"], signal.SIGUSR1)
+        wait_for(lambda n=looks: sum(e["kind"] == "stack" for e in events(run)) >= n, "a look at it")
+    assert wait_until_final(run)["state"] == "failed"
+    said = "\n".join(event["text"] for event in events(run) if event["kind"] == "line")
+    assert "client socket has timed out after 6000ms" in said
+    assert "Interrupted system call" not in said
+
+
 def test_three_hundred_ranks_are_not_too_many_and_the_first_is_heard_before_the_last_starts() -> None:
     events = launch(["sh", "-c", "echo $RANK"], world=300)
     said = [event["rank"] for event in events if event["kind"] in ("line", "rank_started")]

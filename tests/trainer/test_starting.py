@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import trainer
+from launcher.hostproc import catches
+from tests.conftest import eventually
 from tests.trainer.ranks import free_port, records
 
 PACKAGE = Path(trainer.__file__).parent
@@ -84,3 +87,26 @@ def test_two_terminals_train_together(tmp_path: Path) -> None:
     assert len(hashes) == 1
     assert outputs[0].splitlines()[-1].startswith("test accuracy ")
     assert outputs[1] == ""
+
+
+def test_a_rank_that_looks_for_rank_0_is_asked_where_it_is_and_goes_on_looking(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    stacks = Path(f"{metrics}.stacks")
+    place = ["--init-method", f"tcp://127.0.0.1:{free_port()}", "--world-size", "2", "--rank", "1"]
+    rank = subprocess.Popen(
+        [sys.executable, *BY_PATH, *place, "--timeout", "8"],
+        env=environment(RINGCTL_METRICS=str(metrics)),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert eventually(lambda: catches(rank.pid, signal.SIGRTMIN + 9), 30)
+    assert eventually(lambda: asked(rank, stacks) > 3, 30)
+    said = rank.communicate(timeout=60)[1]
+    assert "Interrupted system call" not in said
+    assert "client socket has timed out after 8000ms" in said
+
+
+def asked(rank: subprocess.Popen[str], stacks: Path) -> int:
+    """Ask a rank where it is; how often it has been told so far that it looks for rank 0."""
+    rank.send_signal(signal.SIGRTMIN + 9)
+    return stacks.read_text().count("in meeting_place")
