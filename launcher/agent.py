@@ -66,16 +66,29 @@ class Agent:
         with understood(self.host.name):
             return {name: Hidden(value) for name, value in checked_secrets(answer).items()}
 
-    def tell_stop(self, run: str, grace: float, attempt: int, timeout: float) -> None:
+    def announce(self, run: str, again: str) -> None:
+        """That the run is about to be started again by hand, by whom the host will know by this token."""
+        self.ask("hostd.py", ["again"], {"run": run, "again": again})
+
+    def tell_stop(self, run: str, grace: float, attempt: int, timeout: float, again: str = "") -> None:
         """That it is about to be asked to."""
-        self.ask("hostd.py", ["tell"], {"run": run, "grace": grace, "attempt": attempt}, timeout=timeout)
+        request = {"run": run, "grace": grace, "attempt": attempt, "again": again}
+        self.ask("hostd.py", ["tell"], request, timeout=timeout)
 
     def stop(
-        self, run: str, grace: float, reason: str = "stopped", attempt: int = 1, *, exact: bool = False
+        self,
+        run: str,
+        grace: float,
+        reason: str = "stopped",
+        attempt: int = 1,
+        *,
+        exact: bool = False,
+        again: str = "",
     ) -> dict[str, Any]:
-        """This attempt and those before it; unless it is `exact`, also a later one that the host knows of."""
+        """This attempt and those before it; unless it is `exact`, also a later one that the host knows of. It
+        calls off whatever start by hand was announced, but for that of `again`, who ends it for that."""
         request = {"run": run, "grace": grace, "reason": reason, "attempt": attempt, "exact": exact}
-        answer = self.ask("hostd.py", ["stop"], request, timeout=ANSWER_S + grace)
+        answer = self.ask("hostd.py", ["stop"], {**request, "again": again}, timeout=ANSWER_S + grace)
         with understood(self.host.name):
             check_stopped(answer)
         return answer

@@ -127,6 +127,7 @@ class Asked:
     options: LaunchOptions
     snapshot: Snapshot | None  # of the code, where it has to travel
     rooms: Mapping[str, int] = field(default_factory=dict)  # slots of hosts that must have enough free
+    again: str = ""  # by which its hosts know who has announced this start to them, and may be called off
 
 
 def run(

@@ -96,10 +96,10 @@ def still_there(run: str) -> str:
     return f"run {run} is still {watching.sentence(run)}; end that process"
 
 
-def end_everywhere(found: Found, grace: float, others: Sequence[Host] = ()) -> Ended:
+def end_everywhere(found: Found, grace: float, others: Sequence[Host] = (), again: str = "") -> Ended:
     """End the run, and have nobody start it again by itself. Hosts that only an earlier attempt was on are
     told as well, and so are `others` that may be about to start it; of them it is told what they had, and who
-    may still have something."""
+    may still have something. Who does so to start it `again` is not called off by that."""
     from launcher import history, runs, watching
     from launcher.agent import agents_for
 
@@ -107,7 +107,7 @@ def end_everywhere(found: Found, grace: float, others: Sequence[Host] = ()) -> E
         record = history.read(found.run) if found.from_here else None
         found = runs.found_of(record) if record else found  # somebody may just have started it once more
         agents = agents_for((*others, *found.former, *found.hosts), pool())
-        results = runs.stop(agents, found.run, grace, attempt=found.attempt)
+        results = runs.stop(agents, found.run, grace, attempt=found.attempt, again=again)
         failed = [name for name, answer in results.items() if isinstance(answer, RingctlError)]
         ended = [name for name, answer in results.items() if isinstance(answer, dict) and not answer["left"]]
         history.note_ended(found.run, ended)
@@ -161,18 +161,32 @@ def restart(run: str, world: int | None, grow: bool, i_know: bool, detach: bool,
     if world is not None and grow:
         raise InputError("--grow means as many ranks as it was launched with; leave out --world")
     with watching.Again(known_here(run)) as again, contextlib.ExitStack() as afterwards:
+        announce(again)
         with telling("nothing was touched"):
             asked, found = asked_again(again.run, world, grow, i_know)
         if not found.is_over or watching.read(found.run):
             look_before(found, asked)
             afterwards.enter_context(telling_what_ended(found, again))
-            end_before(found, asked)
+            end_before(found, asked, again)
             asked, found = asked_again(found.run, world, grow, i_know)
         elif found.unended:
             with telling("nothing was started"):
-                end_before(found, asked)
+                end_before(found, asked, again)
             asked, found = asked_again(found.run, world, grow, i_know)
+        asked = replace(asked, again=again.token)
         return cli.launch_and_watch(asked, preflight=True, detach=detach, as_json=as_json, again=again)
+
+
+def announce(again: Again) -> None:
+    """To the run's hosts, before it is looked at: a stop from another machine calls it off there. Who cannot
+    be told is asked for more later, or was not needed."""
+    from launcher import history
+    from launcher.agent import agents_for
+    from launcher.fanout import fan_out
+
+    record = history.read(again.run)
+    agents = agents_for((*record.former, *record.hosts), pool()) if record else {}
+    fan_out(agents, lambda name: agents[name].announce(again.run, again.token))
 
 
 def known_here(reference: str) -> str:
@@ -228,14 +242,14 @@ def telling_what_ended(found: Found, again: Again) -> Iterator[None]:
         click.echo(f"{words}\n  {fix}", err=True)
 
 
-def end_before(found: Found, asked: Asked) -> None:
+def end_before(found: Found, asked: Asked, again: Again) -> None:
     """End the attempt before. A host that cannot be asked, or cannot end what it has, is asked again if it is
     not needed any more."""
     from launcher import history, restarts
     from launcher.leftovers import what_is_left
 
     needed = {host.name for host in restarts.needed(asked)}
-    ended = end_everywhere(found, grace=5.0)
+    ended = end_everywhere(found, grace=5.0, again=again.token)
     if ended.watched:
         raise RingctlError(still_there(found.run))
     for host, answer in ended.answers.items():

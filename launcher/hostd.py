@@ -25,6 +25,7 @@ from launcher.hostprogress import command_stacks
 from launcher.hostruns import command_runs, command_secrets, command_slots
 from launcher.hoststart import claim_slots, command_start
 from launcher.hoststop import command_stop, command_tell
+from launcher.hostword import command_again
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def main() -> int:
         "start": command_start,
         "follow": command_follow,
         "runs": command_runs,
+        "again": command_again,
         "tell": command_tell,
         "stop": command_stop,
         "stacks": command_stacks,

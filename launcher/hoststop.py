@@ -25,7 +25,7 @@ def command_tell(request: dict[str, Any]) -> dict[str, Any]:
     state = read_state(run)
     if state is not None and state["state"] not in FINAL and int(state["attempt"]) == attempt:
         try:
-            leave_word(run_folder(run), attempt, float(request["grace"]), "stopped")
+            leave_word(run_folder(run), attempt, float(request["grace"]), "stopped", str(request["again"]))
         except OSError:
             pass  # a full disk: `stop` ends it all the same
     return {}
@@ -35,9 +35,9 @@ def command_stop(request: dict[str, Any]) -> dict[str, Any]:
     """End the run here and wait for it; says what was ended and what could not be."""
     run, grace = str(request["run"]), float(request.get("grace", 5.0))
     reason, attempt = str(request.get("reason") or "stopped"), int(request.get("attempt") or 1)
-    folder = run_folder(run)
+    folder, again = run_folder(run), str(request.get("again") or "")
     upto = attempt if request.get("exact") else None  # None: also whatever later one there is
-    before = state_or_word(run, attempt, grace, reason)
+    before = state_or_word(run, attempt, grace, reason, again)
     if before is None:
         left = kill_all(lambda: carriers(run, upto) if read_state(run) is None else [], 5.0)
         return {"known": False, "ended": [], "left": left}
@@ -45,7 +45,7 @@ def command_stop(request: dict[str, Any]) -> dict[str, Any]:
     while ends < int(before["attempt"]) and (upto is None or int(before["attempt"]) <= upto):
         ends = max(attempt, int(before["attempt"]))
         try:
-            leave_word(folder, ends, grace, reason)
+            leave_word(folder, ends, grace, reason, again)
         except OSError:
             # A full disk: it ends all the same, with the supervisor's own grace.
             number = signal.SIGINT if reason == "stopped" else signal.SIGTERM
@@ -80,7 +80,7 @@ def free_kept_slots(run: str) -> None:
         hostslots.remove(run)
 
 
-def state_or_word(run: str, attempt: int, grace: float, reason: str) -> dict[str, Any] | None:
+def state_or_word(run: str, attempt: int, grace: float, reason: str, again: str) -> dict[str, Any] | None:
     """The run's state; one that has none yet is told not to start, and has a moment to have one after all."""
     folder = run_folder(run)
     deadline = time.monotonic() + 3.0
@@ -91,7 +91,7 @@ def state_or_word(run: str, attempt: int, grace: float, reason: str) -> dict[str
         fresh = not os.path.isdir(folder)
         os.makedirs(folder, mode=0o700, exist_ok=True)
         if not os.path.exists(os.path.join(folder, "stop.json")):
-            leave_word(folder, attempt, grace, reason)
+            leave_word(folder, attempt, grace, reason, again)
         if fresh or time.monotonic() > deadline:
             return read_state(run)
         time.sleep(0.05)

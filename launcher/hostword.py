@@ -7,6 +7,7 @@ import os
 import time
 
 from launcher.hostdisk import read_json, replace_file
+from launcher.hostruns import run_folder
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
@@ -19,9 +20,10 @@ MAY_BE = -1  # lines of the log that are lost: it is not known whether there are
 STOPPED_EARLY = "it was stopped while it was starting"  # the controller knows these words
 
 
-def leave_word(folder: str, attempt: int, grace: float, reason: str) -> None:
+def leave_word(folder: str, attempt: int, grace: float, reason: str, again: str = "") -> None:
     """Write down for the supervisor, and for all times, that this attempt and those before it are to end. Of
-    several who ask at once the least patient counts, and that somebody wants it so."""
+    several who ask at once the least patient counts, and that somebody wants it so. Whoever has announced a
+    start by hand, and is not the one who asks (`again`), does not start it."""
     import fcntl
 
     path = os.path.join(folder, "stop.json")
@@ -35,7 +37,10 @@ def leave_word(folder: str, attempt: int, grace: float, reason: str) -> None:
             before = None  # that was about an attempt which somebody has wanted another one after
         wanted = max(attempt if reason == "stopped" else 0, stopped_in(before or {}))
         word = {"attempt": attempt, "grace": grace, "reason": "stopped" if wanted else reason}
-        word.update(wanted=wanted, time=time.time())
+        off = announced(folder) if reason == "stopped" else ""
+        word.update(
+            wanted=wanted, time=time.time(), off=off if off != again else (before or {}).get("off", "")
+        )
         replace_file(path, json.dumps(word).encode())
     finally:
         os.close(lock)
@@ -53,6 +58,20 @@ def started_after(folder: str, attempt: int) -> bool:
     return state is not None and int(state["attempt"]) > attempt
 
 
+def command_again(request: dict[str, Any]) -> dict[str, Any]:
+    """Somebody is about to start the run again by hand, and may end it for that: until it has started, a stop
+    of somebody else's, on whatever machine, calls that off."""
+    folder = run_folder(str(request["run"]))
+    if os.path.isdir(folder):
+        replace_file(os.path.join(folder, "again.json"), json.dumps({"again": request["again"]}).encode())
+    return {}
+
+
+def announced(folder: str) -> str:
+    """Who was the last to announce a start by hand; "" for nobody."""
+    return str((read_json(os.path.join(folder, "again.json")) or {}).get("again", ""))
+
+
 def stop_word(folder: str, attempt: int) -> dict[str, Any] | None:
     """What whoever ended this attempt, or a later one, has left; None if nobody has."""
     word = read_json(os.path.join(folder, "stop.json"))
@@ -60,8 +79,9 @@ def stop_word(folder: str, attempt: int) -> dict[str, Any] | None:
 
 
 def is_stopped(folder: str, request: dict[str, Any]) -> bool:
-    """Whether this attempt must not start: it was stopped, or it starts by itself after somebody stopped the
-    run."""
+    """Whether this attempt must not start: it was stopped, or called off, or it starts by itself after
+    somebody stopped the run."""
     word = read_json(os.path.join(folder, "stop.json")) or {}
     unwanted = bool(request.get("automatic")) and stopped_in(word) >= int(request.get("since") or 1)
-    return unwanted or stop_word(folder, int(request["attempt"])) is not None
+    called_off = bool(request.get("again")) and word.get("off") == request["again"]
+    return unwanted or called_off or stop_word(folder, int(request["attempt"])) is not None

@@ -138,13 +138,16 @@ def start(
     *,
     automatic: bool = False,
     since: int = 1,
+    again: str = "",
 ) -> None:
     """Start every host's ranks, or none: if one host cannot, the others are stopped again. In an open
     conversation that saves the host another process. What starts by itself (`automatic`) does not where
-    somebody has stopped the run, in the attempt `since` or later."""
+    somebody has stopped the run, in the attempt `since` or later; what was announced as `again`, where
+    somebody has since."""
     secret = secrets.token_hex(32)  # of this attempt's supervisors; nowhere but on their hosts
     token = secrets.token_hex(16)  # by which a host knows this start again, should it be asked twice
-    common = {"lease": lease(plan, secret), "automatic": automatic, "since": since, "token": token}
+    common = {"lease": lease(plan, secret), "automatic": automatic, "since": since, "again": again}
+    common["token"] = token
     requests = {host.host: {**start_request(plan, host.host), **common} for host in plan.hosts}
 
     def start_there(name: str) -> dict[str, Any]:
@@ -308,7 +311,7 @@ def launch(
             if ready.checked and options.attempt == 1 and not options.promised:
                 note_checked(plan.run, ready.checked)  # the first that is known of it
             begun(plan, begin)
-            start(plan, agents, ready.open, automatic=automatic, since=options.since)
+            start(plan, agents, ready.open, automatic=automatic, since=options.since, again=asked.again)
         except PortTaken:
             if ours:
                 interrupts.release()

@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import os
 import re
+import secrets
 import subprocess
 import sys
 import time
@@ -161,6 +162,7 @@ class Again:
 
     def __init__(self, run: str) -> None:
         self.run = run
+        self.token = secrets.token_hex(16)  # by which the run's hosts know this start
         self.has_started = False
         self._held = contextlib.ExitStack()
 

@@ -19,6 +19,7 @@ from tests.launcher import hosts
 from tests.launcher.hosts import Hosts, inventory
 from tests.launcher.ringctl import is_alive, ringctl, start, wait_for
 from tests.launcher.test_ssh_restarts import (
+    OURS,
     THREE,
     TWO,
     detached,
@@ -162,19 +163,41 @@ def test_a_run_goes_on_without_a_host_that_has_its_last_ranks_and_is_lost(
     assert ends_on(cluster, "server2", run)["attempt"] == 1
 
 
-def test_a_stop_while_a_restart_is_prepared_is_not_undone(cluster: Hosts, tmp_path: Path) -> None:
-    inventory(cluster, only=TWO)
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_stop_while_a_restart_is_prepared_is_not_undone(
+    cluster: Hosts, tmp_path: Path, elsewhere: bool
+) -> None:
+    path = inventory(cluster, only=TWO)
     ringctl("launch", "--", "false", code=1)
     run, ready = history.recall()[-1].plan.run, tmp_path / "ready"
-    then = f"pathlib.Path({str(ready)!r}).touch(); time.sleep(3)"
+    there = {**os.environ, "RINGCTL_HOME": str(tmp_path / "elsewhere")}
+    then = f"pathlib.Path({str(ready)!r}).touch(); time.sleep(6)"
     with instead("restart", run, "--detach", at="prepared", then=then) as restart:
         wait_for(ready.exists, "the preparation", 60.0)
-        ringctl("stop", run)
+        ringctl("stop", run, *(("--hosts", str(path)) if elsewhere else ()), env=there if elsewhere else None)
         _, errors = restart.communicate(timeout=60)
     assert (restart.returncode, [host_state(cluster, host, run)["attempt"] for host in TWO]) == (130, [1, 1])
-    assert "somebody has stopped" in errors
+    assert ("it was stopped while it was starting" if elsewhere else "somebody has stopped") in errors
     assert said_of(run) <= {"stopped", "failed"}
     ringctl("restart", run, code=1)
+
+
+def test_a_stop_from_elsewhere_while_a_restart_ends_the_run_is_not_undone(
+    cluster: Hosts, tmp_path: Path
+) -> None:
+    path = inventory(cluster, only=TWO)
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    run = detached("--", "python3", "-c", stubborn)["run"]
+    restart = start("restart", run, "--detach")
+    words = [cluster.path(host, f"{OURS}/runs/{run}/stop.json") for host in TWO]
+    wait_for(lambda: all(word.exists() for word in words), "its own stop", 30.0)
+    elsewhere = {**os.environ, "RINGCTL_HOME": str(tmp_path / "elsewhere")}
+    ringctl("stop", run, "--hosts", str(path), "--grace", "0", env=elsewhere)
+    _, errors = restart.communicate(timeout=90)
+    assert (restart.returncode, said_of(run)) == (130, {"stopped"}), errors
+    ringctl("restart", run, "--detach")
+    assert said_of(run) == {"running"}
+    ringctl("stop", run, "--grace", "0")
 
 
 def test_a_stop_from_elsewhere_reaches_a_host_that_is_only_about_to_start_it(
