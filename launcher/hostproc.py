@@ -76,18 +76,17 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def carriers(run: str, upto: int | None = None) -> list[int]:
+def carriers(run: str, upto: int | None = None) -> Iterator[int]:
     """All our processes whose environment carries the run's id, except this one; only those of attempts
-    `upto` one, if it is given."""
+    `upto` one, if it is given. The newest first, and each as soon as it is seen: one that forks and ends is
+    gone in a moment."""
     mark, attempt = b"\0RINGCTL_RUN=" + run.encode() + b"\0", re.compile(rb"\0RINGCTL_ATTEMPT=(\d+)\0")
-    found = []
-    for pid in all_pids():
+    for pid in sorted(all_pids(), reverse=True):
         environ = environ_of(pid)
         if mark in environ and pid != os.getpid() and start_time(pid) is not None:
             number = attempt.search(environ)
             if upto is None or number is None or int(number.group(1)) <= upto:
-                found.append(pid)
-    return found
+                yield pid
 
 
 def environ_of(pid: int) -> bytes:
@@ -139,16 +138,19 @@ def reap() -> list[tuple[int, int]]:
         ended.append((pid, status))
 
 
-def kill_all(find: Callable[[], list[int]], seconds: float) -> list[int]:
-    """KILL what `find()` lists until it lists nothing; returns what is still there after `seconds`."""
-    deadline = time.monotonic() + seconds
+def kill_all(find: Callable[[], Iterator[int]], seconds: float, looks: int = 1) -> list[int]:
+    """KILL what `find()` comes upon, with its groups, until it finds nothing, `looks` times in a row: one may
+    miss what has forked meanwhile. Returns what is still there after `seconds`."""
+    deadline, in_vain = time.monotonic() + seconds, 0
     while True:
         reap()
-        pids = find()
-        if not pids or time.monotonic() > deadline:
-            return list(pids)
-        for pid in pids:
-            send(pid, signal.SIGKILL)
+        pids = []
+        for pid in find():
+            kill_with_group(pid)
+            pids.append(pid)
+        in_vain = 0 if pids else in_vain + 1
+        if in_vain == looks or time.monotonic() > deadline:
+            return pids
         time.sleep(0.02)
 
 
@@ -195,8 +197,8 @@ def children() -> list[int]:
 
 
 def kill_with_group(child: int) -> None:
-    """A group is ended at once: none of it can fork meanwhile. Its number is its own until we reap `child`;
-    and whoever is in another group than we are is below us, or was."""
+    """A group is ended at once: none of it can fork meanwhile. Its number is its own until we reap `child`,
+    or as long as somebody is in it; and ranks, and what they start, have groups of their own."""
     try:
         group = os.getpgid(child)
     except OSError:

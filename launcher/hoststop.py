@@ -15,6 +15,7 @@ TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at
 if TYPE_CHECKING:
     from typing import Any
 
+LOOKS = 6  # a process that forks and ends without a pause is seen by three looks of four
 GONE_S = 5.0  # a supervisor whose ranks have ended goes at once when it is told to
 
 
@@ -39,7 +40,7 @@ def command_stop(request: dict[str, Any]) -> dict[str, Any]:
     upto = attempt if request.get("exact") else None  # None: also whatever later one there is
     before = state_or_word(run, attempt, grace, reason, again)
     if before is None:
-        left = kill_all(lambda: carriers(run, upto) if read_state(run) is None else [], 5.0)
+        left = kill_all(lambda: carriers(run, upto) if read_state(run) is None else iter(()), 5.0)
         return {"known": False, "ended": [], "left": left}
     number, ends = signal.SIGTERM, 0  # `ends`: the newest attempt that has been told
     while ends < int(before["attempt"]) and (upto is None or int(before["attempt"]) <= upto):
@@ -57,7 +58,10 @@ def command_stop(request: dict[str, Any]) -> dict[str, Any]:
     warden = before["warden"]
     below = [identity(pid) for pid in descendants(int(warden["pid"]))] if alive(warden) else []
     terminate(before, grace + 15.0, number)
-    left = kill_all(lambda: carriers(run, ends), 5.0)  # what somebody has started since then is not ours
+    looks = (
+        LOOKS if before["state"] == "lost" else 1
+    )  # whose supervisor has not seen to it that nothing is left
+    left = kill_all(lambda: carriers(run, ends), 5.0, looks)  # what somebody has started since is not ours
     still = [who for who in below if alive(who)]  # also what was made another user's
     if reason in ("stopped", NOT_AGAIN):
         free_kept_slots(run)

@@ -378,7 +378,7 @@ def start_cut_off(run: str, how: str, at: int) -> int:
 def processes_of(run: str) -> list[int]:
     about = hostruns.read_state(run)
     supervisors = [about[who]["pid"] for who in ("hostd", "warden") if about and hostproc.alive(about[who])]
-    return hostproc.carriers(run) + supervisors
+    return [*hostproc.carriers(run), *supervisors]
 
 
 STEPS = (*range(1, 40), 10_000)  # all that a short run has, and one that it does not get to

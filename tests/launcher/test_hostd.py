@@ -252,6 +252,14 @@ COMETS = """
     print("ready", flush=True)
     time.sleep(1)
 """
+CHAIN = """
+    if os.fork() == 0:
+        while time.monotonic() < end:
+            if os.fork():
+                os._exit(0)
+    print("ready", flush=True)
+    time.sleep(60)
+"""
 
 
 def is_held(path: Path) -> bool:
@@ -275,9 +283,10 @@ def test_what_a_look_at_the_processes_does_not_show_ends_with_the_run_too(
     assert events(run)[-1]["left"] == []
 
 
-def test_a_stop_finds_what_goes_on_without_its_first_thread(tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", [HEADLESS, CHAIN], ids=["without its first thread", "ever new ones"])
+def test_a_stop_finds_what_a_look_at_the_processes_does_not_show(program: str, tmp_path: Path) -> None:
     held = tmp_path / "held"
-    run = detach(["python3", "-S", script(tmp_path, HOLD + HEADLESS), str(held), "stay"], world=1)
+    run = detach(["python3", "-S", script(tmp_path, HOLD + program), str(held), "stay"], world=1)
     wait_for(lambda: lines(events(run), 0), "what it leaves in the background")
     about = state(run)
     for who in ("warden", "hostd"):

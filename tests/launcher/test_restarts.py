@@ -472,7 +472,7 @@ def test_of_two_who_restart_at_once_one_does() -> None:
     said = [process.communicate(timeout=60) for process in both]
     codes = sorted(process.returncode for process in both)
     assert codes in ([0, 0], [0, 1]), said
-    assert len(carriers(run)) == 1, "one rank, of one attempt"
+    assert len(list(carriers(run))) == 1, "one rank, of one attempt"
     ringctl("stop", run, "--grace", "0")
 
 
@@ -610,7 +610,7 @@ def test_a_run_that_is_stopped_while_a_restart_ends_it_stays_so(tmp_path: Path, 
     assert (stop.returncode, restart.returncode) == (0, 130), said
     assert f"somebody has stopped run {run} meanwhile: it is not started" in said[3]
     assert (state(run)["state"], state(run)["attempt"], history.state_of(run)) == ("stopped", 1, "stopped")
-    assert not carriers(run)
+    assert not list(carriers(run))
     ringctl("restart", run, "--detach")
     assert state(run)["attempt"] == 2, "what was stopped before that is another matter"
     ringctl("stop", run, "--grace", "0")
