@@ -131,7 +131,7 @@ def note_ended(run: str, ended: Iterable[str], unended: Iterable[str] = ()) -> N
         if record is not None:
             names = tuple(sorted({*record.unended, *unended} - set(ended)))
             if names != record.unended:
-                put(db, replace(record, unended=names))
+                db.execute(PUT_RECORD, (run, json.dumps(to_json(replace(record, unended=names)))))
 
     with contextlib.suppress(RingctlError):  # a full disk: they are asked again
         change(work)

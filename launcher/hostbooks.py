@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import time
@@ -104,4 +103,4 @@ def log_ends(folder: str, state: dict[str, Any], told: dict[int | None, dict[str
     if not log.finish():
         if log.size == 0:
             remove_file(os.path.join(folder, segment_name(log.attempt, log.segment)))
-        raise OSError(errno.ENOSPC, log.problem)
+        raise OSError(log.unsaved, log.problem)

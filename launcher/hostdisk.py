@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+NO_FOLDER = (errno.ENOENT, errno.ENOTDIR)  # somebody has removed a run's folder: there is nothing to wait for
 ROOM_BYTES = 1 << 20  # kept free on the disk while ranks run, for how they ended
 READ_BYTES = 1 << 20  # at a time, of a file or a pipe
 

@@ -7,7 +7,7 @@ import signal
 import time
 
 from launcher.hostprogress import STACK_S
-from launcher.hostword import KILLED, TOLD_TO_END, stop_word
+from launcher.hostword import KILLED, STOP_SIGNAL, TOLD_TO_END, stop_word
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ class Ending:
     # somebody has told us to
 
     def on_terminate(self, number: int, _: object) -> None:
-        """SIGINT is that of a stop whose word could not be written down; without a word, SIGTERM comes from
-        somebody else: the host is shut down, say."""
+        """Without a word that it is to be stopped, SIGTERM and SIGINT come from somebody else: the host is
+        shut down, say."""
         self.end_as_told(stop_word(self.folder, int(self.plan["attempt"])) or {}, number)
 
     def end_as_told(self, request: dict[str, Any], number: int = signal.SIGTERM) -> None:
@@ -73,7 +73,7 @@ class Ending:
         orphaned = not request and os.getppid() != self.warden["pid"]
         first = not self.reason
         self.asked = True
-        unasked = KILLED if orphaned else "stopped" if number == signal.SIGINT else TOLD_TO_END
+        unasked = KILLED if orphaned else "stopped" if number == STOP_SIGNAL else TOLD_TO_END
         self.reason = self.reason or (str(request.get("reason") or "stopped") if request else unasked)
         self.stop_requested = self.reason == "stopped"
         self.term_at = now

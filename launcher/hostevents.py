@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
 
-from launcher.hostdisk import NO_ROOM
+from launcher.hostdisk import NO_FOLDER
 
 RANK_EXITED = b'{"kind":"rank_exited"'
 SEGMENT_BYTES = 64 << 20  # a log segment is closed and never touched again once it is this long
@@ -46,6 +47,7 @@ class EventLog:
         self.held = 0  # bytes of it
         self.torn = False  # the first of them is written in part
         self.problem: str | None = None  # why it was not written
+        self.unsaved: int | None = None  # the same, as its number
         self.next_segment()
 
     def next_segment(self) -> None:
@@ -73,10 +75,16 @@ class EventLog:
                     self.next_segment()
                 written = os.write(self.fd, piece)
             except OSError as error:
-                if error.errno not in NO_ROOM:
+                if error.errno in NO_FOLDER:
                     raise
-                self.problem = error.strerror
+                if (
+                    error.errno == errno.EFBIG and self.size
+                ):  # what `ulimit -f` allows: it goes on in the next one
+                    self.go_back_to_line()
+                    continue
+                self.problem, self.unsaved = error.strerror, error.errno
                 return False
+            self.unsaved = None
             self.size += written
             self.held -= written
             self.torn = written < len(piece)
@@ -90,10 +98,17 @@ class EventLog:
                 os.fsync(self.fd)
                 return True
         except OSError as error:  # some file systems look for room only now
-            if error.errno not in NO_ROOM:
-                raise
-            self.problem = error.strerror
+            self.problem, self.unsaved = error.strerror, error.errno
         return False
+
+    def go_back_to_line(self) -> None:
+        """Begin the next segment with the line of which this one has a part, which is passed over there."""
+        whole = self.waiting[0].obj
+        assert isinstance(whole, bytes)
+        written = len(whole) - len(self.waiting[0])
+        self.waiting[0] = memoryview(whole)[whole.rfind(b"\n", 0, written) + 1 :]
+        self.held += len(self.waiting[0]) - (len(whole) - written)
+        self.torn, self.size = False, SEGMENT_BYTES
 
     def shorten(self, most: int) -> int:
         """On a disk that stays full: of what waits, keep the first lines up to so many bytes, and how ranks

@@ -90,7 +90,7 @@ def enter_rank(rank: dict[str, Any], request: dict[str, Any]) -> None:
         sys.orig_argv = list(rank["argv"])  # novermin  # type: ignore[attr-defined,unused-ignore]  # Python 3.10
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # its global state was drawn before the fork
-    register_stacks(rank["env"]["RINGCTL_METRICS"])
+    register_stacks(rank["env"]["RINGCTL_METRICS"], request["others"])
     sys.excepthook = without_our_frames
 
 
@@ -173,30 +173,58 @@ def stack_file(metrics: str) -> str:
     return metrics + ".stacks"
 
 
-def register_stacks(metrics: str) -> None:
-    """In the rank: have its stack written to its file when somebody asks, and the main thread not notice.
+def register_stacks(metrics: str, beside: bool) -> None:
+    """In the rank: have its stack written to its file when somebody asks.
 
     A signal ends what the thread that handles it waits for, and torch takes an interrupted pause between two
-    tries to reach rank 0 for an error. So all threads block the first signal, and one of our own waits for
-    it. The second is for whoever keeps the interpreter locked: the main thread itself answers it.
+    tries to reach rank 0 for an error. So where there may be torch, a thread of our own answers `beside` the
+    main one, which does not notice. The second signal is for whoever keeps the interpreter locked: the main
+    thread itself answers it, as it does the first where it is alone.
     """
-    import _thread
     import faulthandler
 
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK  # whatever the attempt before has put there
     try:
-        fd = os.open(stack_file(metrics), flags, 0o600)
+        fd = out_of_the_way(os.open(stack_file(metrics), flags, 0o600))
     except OSError:
         return  # a full disk: the rank runs all the same
-    for number in (STACK_SIGNAL, INSIST_SIGNAL):  # also the first, for whoever sends it looks for a handler
+    for number in (STACK_SIGNAL, INSIST_SIGNAL):  # who sends them looks for a handler of either
         faulthandler.register(number, file=fd, all_threads=False, chain=False)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {STACK_SIGNAL})
-    _thread.start_new_thread(write_stacks, (fd, _thread.get_ident()))  # one that `threading` does not count
+    if beside:
+        start_answering(stack_file(metrics))
 
 
-def write_stacks(fd: int, main_thread: int) -> None:
-    """In a thread of the rank: the main thread's stack, innermost first, whenever the signal comes."""
+def out_of_the_way(fd: int) -> int:
+    """The same file under a number that no program comes to, which closes what it does not know and opens
+    files of its own."""
+    import fcntl
+
+    try:
+        high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 1000)
+    except OSError:
+        return fd  # so many files are not allowed here
+    os.close(fd)
+    return high
+
+
+def start_answering(path: str) -> None:
+    """Start the thread. It gets no signal but the one that it waits for, which the program's threads block:
+    all others are theirs, as their own masks say."""
+    import _thread
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        _thread.start_new_thread(answer, (path, _thread.get_ident()))  # one that `threading` does not count
+        before.add(STACK_SIGNAL)
+    except RuntimeError:
+        pass  # no thread is to be had: the main one answers
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def answer(path: str, main_thread: int) -> None:
+    """In a thread of the rank: write the main one's stack, innermost first, whenever the signal comes."""
     while True:
         signal.sigwait({STACK_SIGNAL})
         frame, lines = sys._current_frames().get(main_thread), ["Stack (most recent call first):\n"]
@@ -205,7 +233,11 @@ def write_stacks(fd: int, main_thread: int) -> None:
             lines.append(f'  File "{code.co_filename}", line {frame.f_lineno or 0} in {code.co_name}\n')
             frame = frame.f_back
         try:
-            os.write(fd, "".join(lines).encode(errors="replace"))
+            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                os.write(fd, "".join(lines).encode(errors="replace"))
+            finally:
+                os.close(fd)
         except OSError:
             pass  # a full disk: then nobody learns where it is
         del frame, lines  # nothing of the program is kept alive from here

@@ -125,6 +125,15 @@ def send(pid: int, number: int, group: bool = False) -> None:
         pass
 
 
+def is_ours(pid: int) -> bool:
+    """Whether the process is there and can be ended by us."""
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
+
+
 def reap() -> list[tuple[int, int]]:
     """(pid, wait status) of every child that has ended."""
     ended: list[tuple[int, int]] = []

@@ -8,7 +8,7 @@ import signal
 import time
 
 from launcher.hostdisk import open_plain, read_plain
-from launcher.hostprefork import INSIST_SIGNAL, STACK_SIGNAL, stack_file, write_stacks
+from launcher.hostprefork import INSIST_SIGNAL, STACK_SIGNAL, stack_file
 from launcher.hostproc import alive, catches, cpu_and_state, send
 from launcher.hostruns import read_state
 
@@ -89,8 +89,9 @@ def main_stack(dump: str) -> list[tuple[str, int, str]]:
 
 
 def is_ours(frames: list[tuple[str, int, str]]) -> bool:
-    """Whether these are the frames of the thread that writes stacks."""
-    return any(name == write_stacks.__name__ for _, _, name in frames)
+    """Whether these are the frames of the trainer's thread that writes stacks, when somebody else started
+    it."""
+    return any(name == "write_stacks" for _, _, name in frames)
 
 
 def source_line(path: str, number: int) -> str:

@@ -17,7 +17,7 @@ from launcher.hostoutput import LineSplitter, MetricsTail
 from launcher.hostprefork import become_rank_process
 from launcher.hostproc import alive, exit_code, signal_name
 from launcher.hostprogress import Progress
-from launcher.hostruns import FINAL, home_folder, run_folder, runs_here, state_to_tell
+from launcher.hostruns import FINAL, run_folder, runs_here, state_to_tell
 from launcher.hoststop import GONE_S, terminate
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
@@ -111,6 +111,18 @@ class Rank:
             self.splitters[read] = LineSplitter(self.number, stream)
             self.write_ends.append(write)
 
+    def last_words(self) -> bytes:
+        """As events, what is still in its pipes, for whoever has them when the supervisor is gone."""
+        now, out = round(time.time(), 6), []
+        for fd, splitter in self.splitters.items():
+            try:
+                while data := os.read(fd, READ_BYTES):
+                    out.append(splitter.feed(data, now))
+            except BlockingIOError:
+                pass  # somebody who could not be ended has it as well
+            out.append(splitter.flush(now, at_end=True))
+        return b"".join(out)
+
     @property
     def ended(self) -> bool:
         return self.status is not None
@@ -127,24 +139,6 @@ class Rank:
             "signal": None if self.status is None else signal_name(self.status),
             "reason": self.reason, "seen": self.seen, "metric": self.last,
         }  # fmt: skip
-
-
-def copy_code(digest: str, target: str) -> None:
-    """A run's own copy of a snapshot: what it writes there stays with the run, and the snapshot as it was."""
-    import shutil
-
-    if not digest:
-        os.mkdir(target, 0o700)
-        return
-    source = os.path.join(home_folder(), "code", digest)
-    if not os.path.isdir(source):
-        raise Refused("the code of this run is not on this host; push it again")
-    shutil.copytree(source, target, symlinks=True)
-    for folder, _, files in os.walk(target):
-        os.chmod(folder, 0o700)
-        for path in [os.path.join(folder, name) for name in files]:
-            if not os.path.islink(path):
-                os.chmod(path, os.stat(path).st_mode | 0o200)
 
 
 def hold_port(port: int, run: str) -> socket.socket | None:
@@ -234,9 +228,10 @@ def start_zygote(
     env = dict(environ, **common)
     python = rank_program(ranks[0], env, cwd)
     report_read, report_write = os.pipe()
+    others = needs_others(command, cwd)
     request = {
         "supervisor": os.getpid(), "report": report_write, "target": command.target, "module": command.module,
-        "args": command.args, "preload": len(ranks) > 1 and needs_others(command, cwd),
+        "args": command.args, "others": others, "preload": others and len(ranks) > 1,
         "ranks": [
             {"rank": r.number, "argv": r.argv, "env": r.env, "fds": r.write_ends} for r in ranks
         ],

@@ -7,9 +7,9 @@ import signal
 import time
 
 from launcher.hostbooks import close_books
-from launcher.hostproc import alive, carriers, descendants, identity, kill_all, send
+from launcher.hostproc import alive, carriers, descendants, identity, is_ours, kill_all, send
 from launcher.hostruns import FINAL, read_state, run_folder
-from launcher.hostword import MAY_BE, NOT_AGAIN, leave_word
+from launcher.hostword import MAY_BE, NOT_AGAIN, STOP_SIGNAL, leave_word
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
@@ -42,14 +42,15 @@ def command_stop(request: dict[str, Any]) -> dict[str, Any]:
     if before is None:
         left = kill_all(lambda: carriers(run, upto) if read_state(run) is None else iter(()), 5.0)
         return {"known": False, "ended": [], "left": left}
-    number, ends = signal.SIGTERM, 0  # `ends`: the newest attempt that has been told
+    number: int = signal.SIGTERM
+    ends = 0  # the newest attempt that has been told
     while ends < int(before["attempt"]) and (upto is None or int(before["attempt"]) <= upto):
         ends = max(attempt, int(before["attempt"]))
         try:
             leave_word(folder, ends, grace, reason, again)
         except OSError:
             # A full disk: it ends all the same, with the supervisor's own grace.
-            number = signal.SIGINT if reason == "stopped" else signal.SIGTERM
+            number = STOP_SIGNAL if reason == "stopped" else signal.SIGTERM
         before = read_state(run) or before  # who was about to start has not seen the word, and is there now
     if upto is not None and int(before["attempt"]) > upto:
         # Late: what runs here now is not what was to be ended.
@@ -62,18 +63,21 @@ def command_stop(request: dict[str, Any]) -> dict[str, Any]:
         LOOKS if before["state"] == "lost" else 1
     )  # whose supervisor has not seen to it that nothing is left
     left = kill_all(lambda: carriers(run, ends), 5.0, looks)  # what somebody has started since is not ours
-    still = [who for who in below if alive(who)]  # also what was made another user's
+    below += before.get("left", ())
+    kill_all(lambda: (int(who["pid"]) for who in below if alive(who) and is_ours(int(who["pid"]))), 5.0)
+    still = [who for who in below if alive(who)]  # such as what was made another user's
     if reason in ("stopped", NOT_AGAIN):
         free_kept_slots(run)
+    why = ""
     try:
         close_books(folder, reason, still, MAY_BE)  # if neither its supervisor nor its warden could
-    except OSError:
-        pass  # a full disk: what matters is ended
+    except OSError as error:
+        why = error.strerror or str(error)  # a full disk, say: what matters is ended
     after = read_state(run) or before
     still += [who for who in after.get("left", ()) if alive(who)]  # what only its supervisor could know of
     left = sorted({*left, *(who["pid"] for who in still)})
     told = {"known": True, "was": before["state"], "state": after["state"], "ended": running, "left": left}
-    return dict(told, unwritten=after.get("unwritten", 0), kept=after["state"] in FINAL)
+    return dict(told, unwritten=after.get("unwritten", 0), kept=after["state"] in FINAL, why=why)
 
 
 def free_kept_slots(run: str) -> None:

@@ -10,7 +10,16 @@ import time
 
 from launcher.hostactivate import activate, clean_environ
 from launcher.hostanswer import Refused
-from launcher.hostdisk import NO_ROOM, READ_BYTES, ROOM_BYTES, remove_file, replace_file, room_file
+from launcher.hostcode import copy_code, mend_copy
+from launcher.hostdisk import (
+    NO_FOLDER,
+    NO_ROOM,
+    READ_BYTES,
+    ROOM_BYTES,
+    remove_file,
+    replace_file,
+    room_file,
+)
 from launcher.hostending import SETTLE_S, STOP_SETTLE_S, TICK_S, Ending
 from launcher.hostevents import EventLog, log_exit
 from launcher.hostoutput import keep_last
@@ -25,8 +34,8 @@ from launcher.hostproc import (
     start_time,
 )
 from launcher.hostprogress import Stacks
-from launcher.hostranks import Rank, copy_code, hold_port, python_command, start_plain, start_zygote
-from launcher.hostword import STOPPED_EARLY
+from launcher.hostranks import Rank, hold_port, python_command, start_plain, start_zygote
+from launcher.hostword import END_SIGNALS, STOPPED_EARLY
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
@@ -34,24 +43,24 @@ if TYPE_CHECKING:
     import socket
     from typing import Any
 
-    from launcher.hostoutput import LineSplitter
-
 HEARTBEAT_S = 1.0  # state.json is written at least this often
 MOST_METRICS = 64 << 20  # bytes of a rank's metrics that are still read when it has ended: the last ones
 ASKED_S = 5.0  # so long they are, of all ranks together, if somebody waits for the end of the run
 LOG_BYTES = 3 * ROOM_BYTES // 4  # of the room that is kept for the end
+LASTING_S = (
+    60.0  # what keeps the end from being written down may pass, such as a server of files that restarts
+)
 HELD_BYTES = 8 << 20  # events that wait for room on a full disk; ranks that say more meanwhile are ended
 
 
 class Supervisor:
     """Starts a host's ranks and sees them to their end."""
 
-    def __init__(self, folder: str, plan: dict[str, Any], warden: dict[str, Any]) -> None:
-        self.folder, self.plan, self.warden = folder, plan, warden
+    def __init__(self, folder: str, plan: dict[str, Any], warden: dict[str, Any], ranks: list[Rank]) -> None:
+        self.folder, self.plan, self.warden, self.ranks = folder, plan, warden, ranks
         self.log = EventLog(folder, int(plan["attempt"]))
-        self.ranks = [Rank(spec, str(plan.get("watchdog") or "")) for spec in plan["ranks"]]
-        self.readers: dict[int, tuple[Rank, LineSplitter]] = {}
-        self.poll: select.poll
+        self.readers = {fd: (rank, splitter) for rank in ranks for fd, splitter in rank.splitters.items()}
+        self.poll: select.poll | None = None
         self.orphans: dict[int, int] = {}  # ended before we were told whose pid it was
         self.port: socket.socket | None = None  # open as long as the master port is ours
         self.zygote = 0  # the process that imports torch and forks the ranks; 0 for none
@@ -69,6 +78,7 @@ class Supervisor:
         self.lease_fd = -1
         self.left: list[dict[str, Any]] = []  # processes that could not be ended
         self.unwritten = 0  # lines of the log that there was no room for
+        self.unsaved: int | None = None  # why the state could not be written the last time that it was not
         self.read_until = float("inf")  # of what the ranks told last no more than a piece is read after this
 
     # starting
@@ -82,8 +92,6 @@ class Supervisor:
         for rank in self.ranks:
             os.makedirs(os.path.dirname(rank.metrics.path), mode=0o700, exist_ok=True)
             os.makedirs(rank.env["RINGCTL_CHECKPOINTS"], mode=0o700, exist_ok=True)
-            rank.open_pipes()
-            self.readers.update({fd: (rank, splitter) for fd, splitter in rank.splitters.items()})
         command = python_command(self.ranks[0].argv) if self.plan["prefork"] else None
         if command is not None:
             self.zygote, self.report_fd = start_zygote(self.ranks, command, environ, cwd)
@@ -109,9 +117,11 @@ class Supervisor:
 
     def make_folder(self) -> str:
         """Where the ranks run: the run's own copy of its code, or wherever the plan says."""
-        own = os.path.join(self.folder, "work")
+        own, code = os.path.join(self.folder, "work"), str(self.plan.get("code") or "")
         if not os.path.isdir(own):
-            copy_code(str(self.plan.get("code") or ""), own)
+            copy_code(code, own)
+        elif code:
+            mend_copy(code, own)
         cwd = os.path.expanduser(str(self.plan["workdir"]))
         if not os.path.isdir(cwd):
             raise Refused(f"there is no folder {cwd}")
@@ -135,18 +145,18 @@ class Supervisor:
             os.set_blocking(fd, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, self.ending.on_terminate)
-        signal.signal(signal.SIGINT, self.ending.on_terminate)
+        for number in END_SIGNALS:
+            signal.signal(number, self.ending.on_terminate)
         signal.signal(signal.SIGUSR1, self.stacks.on_look)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        self.poll = select.poll()
+        poll = self.poll = select.poll()
         # The zygote's report comes before the pipes, so that a rank is known before its first line.
         others = [fd for fd in (self.report_fd, self.lease_fd) if fd >= 0]
         for fd in [wake_read] + others + list(self.readers):
-            self.poll.register(fd, select.POLLIN)
+            poll.register(fd, select.POLLIN)
         next_tick = 0.0
         while any(rank.status is None for rank in self.ranks):
-            for fd, _ in self.poll.poll(TICK_S * 1000):
+            for fd, _ in poll.poll(TICK_S * 1000):
                 if fd == wake_read:
                     os.read(wake_read, 4096)
                 elif fd == self.report_fd:
@@ -220,7 +230,8 @@ class Supervisor:
     def forget(self, fd: int) -> None:
         rank, _ = self.readers.pop(fd)
         rank.splitters.pop(fd)
-        self.poll.unregister(fd)
+        if self.poll is not None:
+            self.poll.unregister(fd)
         os.close(fd)
 
     def read_metrics(self, rank: Rank) -> bool:
@@ -258,7 +269,7 @@ class Supervisor:
         for line in lines:
             number, pid = (int(word) for word in line.split())
             self.rank_started(next(r for r in self.ranks if r.number == number), pid)
-        if not data:
+        if not data and self.poll is not None:
             self.poll.unregister(self.report_fd)
             os.close(self.report_fd)
             self.report_fd = -1
@@ -267,10 +278,11 @@ class Supervisor:
     def collect(self) -> None:
         """Take note of every child that has ended."""
         for pid, status in reap():
-            rank = next((r for r in self.ranks if r.pid == pid), None)
+            # The number of one that has ended may be that of something else below us by now.
+            rank = next((r for r in self.ranks if r.pid == pid and not r.ended), None)
             if rank is not None:
                 self.rank_ended(rank, status)
-            elif pid == self.zygote:
+            elif pid == self.zygote and self.zygote_status is None:
                 self.zygote_status = status
             elif self.report_fd >= 0:
                 self.orphans[pid] = status
@@ -344,12 +356,7 @@ class Supervisor:
         """End what the ranks left behind, take its last words, and write the final state. Then nothing waits
         for us any more, but perhaps supervisors elsewhere."""
         self.left = kill_below(10.0, self.ending.attend)
-        for fd in list(self.readers):
-            self.read_rest(fd)
-            if fd in self.readers:
-                out = self.readers[fd][1].flush(time.time(), at_end=True)
-                self.log.write(out)
-                self.forget(fd)
+        self.take_last_words()
         self.ended = time.time()
         failed = any(rank.state == "failed" for rank in self.ranks)
         stopped = any(rank.state == "stopped" for rank in self.ranks)
@@ -359,11 +366,26 @@ class Supervisor:
         self.free_slots()
         self.log_end()
         self.ending.tell_the_end(self.state)
+        patience = time.monotonic() + LASTING_S
         while not self.close() and not self.ending.asked:
+            if not self.waits_for_room() and time.monotonic() > patience:
+                break
             self.ending.attend(TICK_S)  # nothing runs any more: there is time to wait for room on the disk
         if self.log.held:
             self.close_short()
         self.ending.linger()
+
+    def take_last_words(self) -> None:
+        """Of what has ended, and of what could not be."""
+        for fd in list(self.readers):
+            self.read_rest(fd)
+            if fd in self.readers:
+                self.log.write(self.readers[fd][1].flush(time.time(), at_end=True))
+                self.forget(fd)
+
+    def waits_for_room(self) -> bool:
+        """Whether a full disk keeps the end from being written down: there may be room one day."""
+        return self.log.unsaved in NO_ROOM or self.unsaved in NO_ROOM
 
     def log_end(self, **more: object) -> None:
         left = [process["pid"] for process in self.left]
@@ -376,7 +398,10 @@ class Supervisor:
         return self.close_with_room()
 
     def close_with_room(self) -> bool:
-        remove_file(room_file(self.folder))
+        try:
+            remove_file(room_file(self.folder))
+        except OSError:
+            pass  # a disk that can only be read by now
         return self.log.finish() and self.save()
 
     def close_short(self) -> None:
@@ -389,27 +414,32 @@ class Supervisor:
         self.close_with_room()
 
     def abandon(self, error: str) -> None:
-        """The start failed: leave no process, and say of every rank that it did not start."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        """The start failed: leave no process, and say of every rank that it did not start, or what it said
+        until then."""
+        for number in END_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         self.left = kill_below(5.0)
         self.state, reason = ("stopped", "stopped") if error == STOPPED_EARLY else ("failed", error)
         self.free_slots()
+        self.take_last_words()
         for rank in self.ranks:
             rank.state, rank.reason = self.state, reason
-            log_exit(self.log, rank.number, self.state, 127, None, reason)
+            code, name = (-signal.SIGKILL, "SIGKILL") if rank.pid else (127, None)
+            log_exit(self.log, rank.number, self.state, code, name, reason)
         self.ended = time.time()
         self.log_end(cause=error)
         self.close()
 
     def save(self, durable: bool = True) -> bool:
-        """Whether there was room for the state; if not, the next heartbeat tries again."""
+        """Whether the state could be written; if not, the next heartbeat tries again."""
         try:
             self.write_state(durable)
         except OSError as error:
-            if error.errno not in NO_ROOM:
+            if error.errno in NO_FOLDER:
                 raise
+            self.unsaved = error.errno
             return False
+        self.unsaved = None
         return True
 
     def write_state(self, durable: bool = True) -> None:

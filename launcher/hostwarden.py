@@ -11,6 +11,7 @@ Why nothing is left behind:
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -18,11 +19,23 @@ import time
 
 from launcher.hostanswer import Refused
 from launcher.hostbooks import close_books
-from launcher.hostdisk import NO_ROOM, keep_room, write_all
-from launcher.hostprefork import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
+from launcher.hostdisk import NO_ROOM, keep_room, read_json, write_all
+from launcher.hostevents import EventLog
+from launcher.hostprefork import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl, raise_open_files
 from launcher.hostproc import identity, kill_below, send
+from launcher.hostranks import Rank
+from launcher.hostruns import FINAL
 from launcher.hostsupervisor import HEARTBEAT_S, Supervisor
-from launcher.hostword import KILLED, MAY_BE, STOPPED_EARLY, is_stopped, stop_word
+from launcher.hostword import (
+    END_SIGNALS,
+    KILLED,
+    MAY_BE,
+    STOP_SIGNAL,
+    STOPPED_EARLY,
+    TOLD_TO_END,
+    is_stopped,
+    stop_word,
+)
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
@@ -59,14 +72,20 @@ def be_warden(folder: str, plan: dict[str, Any], answer: int) -> int:
     """Start hostd and outlive it: when it is gone, so is everything below it."""
     detach(folder)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
+    raise_open_files()
     warden = identity(os.getpid())
+    ranks = [Rank(spec, str(plan.get("watchdog") or "")) for spec in plan["ranks"]]
+    for rank in ranks:  # here, so that what they hold is not lost with hostd
+        rank.open_pipes()
     child = os.fork()
     if child == 0:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        be(lambda: be_hostd(folder, plan, warden, answer))
+        be(lambda: be_hostd(folder, plan, warden, ranks, answer))
     os.close(answer)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for rank in ranks:
+        rank.close_write_ends()
+    for number in END_SIGNALS:
         signal.signal(number, lambda number, _: send(child, number))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     status: int | None = None
@@ -74,7 +93,7 @@ def be_warden(folder: str, plan: dict[str, Any], answer: int) -> int:
         pid, ended = os.waitpid(-1, 0)
         if pid == child:
             status = ended
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in END_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # the child's number is nobody's, or somebody else's
     left = kill_below(10.0)
     if status:  # hostd did not live to do it itself
@@ -83,16 +102,31 @@ def be_warden(folder: str, plan: dict[str, Any], answer: int) -> int:
         wanted = (stop_word(folder, int(plan["attempt"])) or {}).get("reason") == "stopped"
         hostslots.let_go(str(plan["run"]), 0.0 if wanted else float(plan.get("keeps") or 0))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    unwritten = 0
-    while status and not books_closed(folder, left, unwritten):  # else hostd did it, or whoever has ended it
-        unwritten = MAY_BE  # a full disk: as soon as there is room
-        time.sleep(HEARTBEAT_S)
+    if status:
+        log_last_words(folder, int(plan["attempt"]), ranks)
+    while status and not books_closed(folder, left):  # else hostd did it, or whoever has ended it
+        time.sleep(HEARTBEAT_S)  # a full disk: as soon as there is room
     return 0
 
 
-def books_closed(folder: str, left: list[dict[str, Any]], unwritten: int) -> bool:
+def log_last_words(folder: str, attempt: int, ranks: list[Rank]) -> None:
+    """What the ranks said that hostd did not live to read."""
+    words = b"".join(rank.last_words() for rank in ranks)
+    state = read_json(os.path.join(folder, "state.json"))
+    if not words or state is None or state["state"] in FINAL:
+        return
     try:
-        close_books(folder, KILLED, left, unwritten)
+        log = EventLog(folder, attempt)
+        log.write(words)
+        log.finish()
+    except OSError:
+        pass  # the books say that lines may be lost
+
+
+def books_closed(folder: str, left: list[dict[str, Any]]) -> bool:
+    """What hostd had read, and not written, is lost, which is never much, and may be nothing."""
+    try:
+        close_books(folder, KILLED, left, MAY_BE)
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
@@ -100,20 +134,23 @@ def books_closed(folder: str, left: list[dict[str, Any]], unwritten: int) -> boo
     return True
 
 
-def be_hostd(folder: str, plan: dict[str, Any], warden: dict[str, Any], answer: int) -> int:
+def be_hostd(
+    folder: str, plan: dict[str, Any], warden: dict[str, Any], ranks: list[Rank], answer: int
+) -> int:
     """Start the ranks, tell whoever waits at `answer` how that went, and see them to their end."""
     try:
-        supervisor = Supervisor(folder, plan, warden)
+        supervisor = Supervisor(folder, plan, warden, ranks)
     except OSError as error:
         write_all(answer, json.dumps({"error": str(error)}).encode())
         return 0
+    ended_early = functools.partial(refuse_to_start, folder, plan, warden)
     try:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, stopped_early)
+        for number in END_SIGNALS:
+            signal.signal(number, ended_early)
         supervisor.write_state()
         keep_room(folder)
         if is_stopped(folder, plan):  # whoever comes later finds the state saved above
-            stopped_early()
+            raise Refused(STOPPED_EARLY)
         supervisor.take_slots()
         supervisor.start()
         reply: dict[str, Any] = {
@@ -130,5 +167,11 @@ def be_hostd(folder: str, plan: dict[str, Any], warden: dict[str, Any], answer: 
     return 0
 
 
-def stopped_early(*_: object) -> None:
-    raise Refused(STOPPED_EARLY)
+def refuse_to_start(
+    folder: str, plan: dict[str, Any], warden: dict[str, Any], number: int, _: object
+) -> None:
+    """Told to end while the ranks are started: by a stop, which has left its word, or by somebody else."""
+    word = stop_word(folder, int(plan["attempt"])) or {}
+    if number == STOP_SIGNAL or word.get("reason") == "stopped":
+        raise Refused(STOPPED_EARLY)
+    raise Refused(str(word.get("reason") or (TOLD_TO_END if os.getppid() == warden["pid"] else KILLED)))

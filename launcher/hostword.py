@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 
 from launcher.hostdisk import read_json, replace_file
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 KILLED = "its supervisor was killed"
 TOLD_TO_END = "its supervisor was told to end (SIGTERM), and nobody had stopped the run"
 NOT_AGAIN = "it is not started again"  # so what has failed need not keep its slots any longer
+# Told to end by a stop whose word could not be written down; others send SIGTERM and SIGINT as well.
+STOP_SIGNAL = signal.SIGRTMIN + 11
+END_SIGNALS = (signal.SIGTERM, signal.SIGINT, STOP_SIGNAL)
 MAY_BE = -1  # lines of the log that are lost: it is not known whether there are any
 STOPPED_EARLY = "it was stopped while it was starting"  # the controller knows these words
 

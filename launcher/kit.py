@@ -20,6 +20,7 @@ FILES = (
     "hostsupervisor.py",
     "hostending.py",
     "hostranks.py",
+    "hostcode.py",
     "hostprefork.py",
     "hostoutput.py",
     "hostprogress.py",

@@ -129,8 +129,9 @@ def unwritten(host: str, told: Mapping[str, Any]) -> str:
     "" if there are none."""
     count = told.get("unwritten", 0)
     if not told.get("kept", True):
-        words = "its disk is full, and how the run ended there is not written down"
-        return f"{host}: {words}; stop it again once there is room"
+        why = words_of(str(told.get("why") or "nobody has said why"))
+        words = f"how the run ended there could not be written down: {why}"
+        return f"{host}: {words}; stop it again once that has changed"
     if type(count) is not int or not MAY_BE <= count <= MOST or count == 0:
         return ""
     if count == MAY_BE:

@@ -23,6 +23,7 @@ from trainer.config import parse
 from trainer.errors import TrainerError
 
 NEEDED = ("torch", "torchvision", "numpy")
+WRITER = "writes stacks"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,8 +72,10 @@ def show_stacks_on_signal() -> None:
             faulthandler.register(number, file=where, all_threads=number != insist)
     except (OSError, ValueError, AttributeError):
         return  # no disk, or no stderr: nobody could read it
-    if look not in signal.pthread_sigmask(signal.SIG_BLOCK, {look}):  # else ringctl has a thread for it
-        threading.Thread(target=write_stacks, args=(where, look), daemon=True).start()
+    if all(thread.name != WRITER for thread in threading.enumerate()):
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the thread takes no other
+        threading.Thread(target=write_stacks, args=(where, look), name=WRITER, daemon=True).start()
+        signal.pthread_sigmask(signal.SIG_SETMASK, {*before, look})
 
 
 def write_stacks(where: int, look: int) -> None:

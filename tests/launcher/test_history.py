@@ -58,6 +58,14 @@ def files() -> set[str]:
 # --- Rows ----------------------------------------------------------------------------------------
 
 
+def test_a_host_that_is_heard_of_later_does_not_undo_how_an_attempt_ended() -> None:
+    remember()
+    history.note_ended(RUN, (), ["server1"])
+    history.mark(RUN, "failed", error="it did not start", fix="look there", attempt=1)
+    history.note_ended(RUN, ["server1"])
+    assert (row()["state"], row()["error"]) == ("failed", "it did not start")
+
+
 def test_an_end_that_all_hosts_told_is_not_undone_by_who_cannot_hear_them_any_more() -> None:
     remember()
     history.close(ended(state="lost"))

@@ -209,10 +209,27 @@ def test_when_the_warden_is_killed_the_supervisor_ends_the_run() -> None:
     assert {e["reason"] for e in exits(events(run)).values()} == {"its supervisor was killed"}
 
 
-def test_a_supervisor_that_is_told_to_end_by_nobody_of_ours_has_failed() -> None:
+def test_what_ranks_said_while_their_supervisor_was_about_to_be_killed_is_not_lost(tmp_path: Path) -> None:
+    said = "until [ -e $0/go ]; do sleep 0.02; done; seq 1 2000; printf end; touch $0/$RANK; sleep 600"
+    run = detach(["sh", "-c", said, str(tmp_path)])
+    supervisor = state(run)["hostd"]["pid"]
+    os.kill(supervisor, signal.SIGSTOP)  # it reads nothing any more
+    (tmp_path / "go").touch()
+    wait_for(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists(), "what they say")
+    os.kill(supervisor, signal.SIGKILL)
+    assert wait_until_final(run)["state"] == "failed"
+    for rank in (0, 1):
+        assert lines(events(run), rank) == [*map(str, range(1, 2001)), "end"]
+        assert set(exits(events(run))) == {0, 1}
+    assert "the last lines of its log may be lost" in ringctl("logs", run).stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("who", ["warden", "hostd"])
+def test_a_supervisor_that_is_told_to_end_by_nobody_of_ours_has_failed(who: str, number: int) -> None:
     run = detach(["sleep", "600"])
     pids = session_of_run(run)
-    os.kill(state(run)["warden"]["pid"], signal.SIGTERM)  # as when the host is shut down
+    os.kill(state(run)[who]["pid"], number)  # as when the host is shut down
     wait_for(lambda: not any(is_alive(pid) for pid in pids), "the end of all of them", seconds=10)
     assert state(run)["state"] == "failed"
     assert {"and nobody had stopped the run" in e["reason"] for e in exits(events(run)).values()} == {True}
@@ -367,7 +384,8 @@ def test_who_follows_an_attempt_that_is_about_to_start_is_not_told_that_it_is_ov
     assert b"was not started on this host" in ask_hostd("follow", {**wanted, "attempt": 1})
 
 
-def test_a_run_stopped_while_its_environment_is_activated_is_stopped(tmp_path: Path) -> None:
+def launched_slowly(tmp_path: Path) -> Any:
+    """A launch whose environment is being activated, without end."""
     prefix = tmp_path / "env"
     (prefix / "bin").mkdir(parents=True)
     (prefix / "bin" / "python").symlink_to(sys.executable)
@@ -378,10 +396,35 @@ def test_a_run_stopped_while_its_environment_is_activated_is_stopped(tmp_path: P
     inventory.write_text(f"hosts: [{{name: here, local: true, slots: 2, env: {{conda: {prefix}}}}}]")
     launching = start("launch", "--hosts", str(inventory), "--", "true")
     wait_for((tmp_path / "begun").exists, "the activation")
+    return launching
+
+
+def test_a_run_stopped_while_its_environment_is_activated_is_stopped(tmp_path: Path) -> None:
+    launching = launched_slowly(tmp_path)
     ringctl("stop")
     _, err = launching.communicate(timeout=60)
     assert launching.returncode == 130, err
     assert json.loads(ringctl("ps", "--json").stdout)[0]["state"] == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("who", "number", "why"),
+    [("hostd", signal.SIGTERM, "was told to end"), ("warden", signal.SIGKILL, "was killed")],
+)
+def test_a_start_that_somebody_else_has_ended_has_failed(
+    tmp_path: Path, who: str, number: int, why: str
+) -> None:
+    launching = launched_slowly(tmp_path)
+    run = json.loads(ringctl("ps", "--json").stdout)[0]["run"]
+    os.kill(state(run)[who]["pid"], number)
+    _, err = launching.communicate(timeout=60)
+    assert launching.returncode == 1
+    assert f"its supervisor {why}" in err
+    assert state(run)["state"] == "failed"
+    assert (
+        not (run_folder(run) / "stop.json").exists()
+        or "stopped" not in json.loads((run_folder(run) / "stop.json").read_text())["reason"]
+    )
 
 
 def test_a_stop_that_finds_the_supervisor_stuck_still_ends_as_a_stop() -> None:
@@ -476,9 +519,59 @@ def test_whatever_a_rank_writes_for_its_stack_its_supervisor_goes_on(written: st
     ringctl("stop", run, "--grace", "0")
 
 
+SAVES = """
+import os, signal, sys, time
+try:
+    import one_that_is_not_there
+except ImportError:
+    signal.signal(signal.SIGTERM, lambda *_: (print("told to end", flush=True), sys.exit(3)))
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+print("saving", flush=True)
+while not signal.sigpending():
+    time.sleep(0.01)
+time.sleep(0.2)
+print("saved", flush=True)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+time.sleep(60)
+"""
+
+
+def test_signals_that_a_rank_holds_back_wait_until_it_takes_them(tmp_path: Path) -> None:
+    run = detach(["python", script(tmp_path, SAVES)], world=1)
+    wait_for(lambda: lines(events(run), 0), "the rank")
+    ringctl("stop", run)
+    assert lines(events(run), 0) == ["saving", "saved", "told to end"]
+
+
+CLOSES = """
+import os, sys, time
+try:
+    import one_that_is_not_there
+except ImportError:
+    os.closerange(3, 1100)
+with open(sys.argv[1], "w") as file:
+    file.write("whole")
+    file.flush()
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_look_at_a_rank_writes_into_no_file_of_its_own(tmp_path: Path) -> None:
+    run = detach(["python", script(tmp_path, CLOSES), str(tmp_path / "its")], world=1)
+    wait_for(lambda: lines(events(run), 0), "the rank")
+    os.kill(state(run)["hostd"]["pid"], signal.SIGUSR1)
+    seen = wait_for(lambda: [event for event in events(run) if event["kind"] == "stack"], "a look at it")
+    assert (seen[0]["frames"][0][3], (tmp_path / "its").read_text()) == ("time.sleep(60)", "whole")
+    ringctl("stop", run, "--grace", "0")
+
+
 STUCK = """
 import ctypes, os
-print("ready", flush=True)
+try:
+    import one_that_is_not_there
+except ImportError:
+    print("ready", flush=True)
 ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)  # with the interpreter's lock
 """
 
@@ -842,3 +935,19 @@ def test_whoever_reads_a_long_end_of_metrics_has_an_ear_for_the_others(tmp_path:
     supervisor.read_last_metrics(rank)
     assert len(attended) < 12
     assert rank.metrics.offset < len(told), "nobody who ends the run waits for all of it"
+
+
+def test_a_number_that_a_rank_once_had_is_no_longer_its_own(tmp_path: Path) -> None:
+    spec = {"rank": 0, "local_rank": 0, "argv": [], "env": {"RINGCTL_METRICS": str(tmp_path / "metrics")}}
+    plan = {"run": "r", "name": "", "attempt": 1, "world": 1, "host": "here"}
+    rank = Rank(spec)
+    supervisor = Supervisor(str(tmp_path), plan, {}, [rank])
+    rank.status, rank.state = 0, "succeeded"
+    rank.pid = os.fork()
+    if rank.pid == 0:
+        os._exit(7)  # as something else below us, much later
+    os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)
+    supervisor.collect()
+    os.close(supervisor.log.fd)
+    assert (rank.status, rank.state) == (0, "succeeded")
+    assert (tmp_path / "events-1-000001.jsonl").read_bytes() == b""

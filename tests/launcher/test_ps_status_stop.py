@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import time
 from dataclasses import replace
@@ -15,6 +16,7 @@ import pytest
 
 from launcher import history
 from launcher.cli_runs import stopped_line
+from launcher.hostproc import identity
 from launcher.model import to_json
 from tests.launcher.ringctl import (
     RINGCTL,
@@ -309,3 +311,12 @@ def test_other_runs_go_on() -> None:
     assert is_alive(state(going)["ranks"][0]["pid"])
     assert status(going)["state"] == "running"
     ringctl("stop", going)
+
+
+def test_a_stop_ends_what_the_supervisor_could_not() -> None:
+    run = detach(["true"])
+    left = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    told = wait_until_final(run)
+    (run_folder(run) / "state.json").write_text(json.dumps({**told, "left": [identity(left.pid)]}))
+    ringctl("stop", run)
+    assert left.wait(10) == -signal.SIGKILL

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from launcher import hostanswer, hostevents, hostproc, kit
+from launcher.hostranks import Rank
+from launcher.hostsupervisor import Supervisor
 from tests.conftest import eventually
 from tests.launcher.hosts import OURS, Hosts, inventory
 from tests.launcher.ringctl import (
@@ -154,6 +156,36 @@ def test_half_a_line_for_which_there_is_no_room_is_taken_for_none(
     assert (len(first), json.loads(second)["kind"]) == (10, "rank_exited")
 
 
+def test_a_log_goes_on_in_the_next_file_where_files_may_not_be_longer() -> None:
+    program = "python3 -S -c 'for n in range(60000): print(n, 60 * chr(46))'"
+    words = ["sh", "-c", 'ulimit -f 4096; exec "$@"', "-", *RINGCTL]
+    launch = ["launch", "--local", "--world", "1", "--detach", "--", "sh", "-c", program]
+    subprocess.run([*words, *launch], check=True, capture_output=True)
+    run = json.loads(ringctl("ps", "--json").stdout)[0]["run"]
+    assert wait_until_final(run)["state"] == "succeeded"
+    assert len(list(run_folder(run).glob("events-*"))) > 1
+    shown = [json.loads(line) for line in ringctl("logs", run, "--json").stdout.splitlines()]
+    assert [line.split()[0] for line in lines(shown, 0)] == [str(n) for n in range(60000)]
+
+
+def test_a_log_and_a_state_that_cannot_be_written_for_a_moment_are_written_later(tmp_path: Path) -> None:
+    spec = {"rank": 0, "local_rank": 0, "argv": [], "env": {"RINGCTL_METRICS": str(tmp_path / "metrics")}}
+    plan = {"run": RUN, "name": "", "attempt": 1, "world": 1, "host": "here"}
+    supervisor = Supervisor(str(tmp_path), plan, {}, [Rank(spec)])
+    log, path = supervisor.log, tmp_path / "events-1-000001.jsonl"
+    written = os.dup(log.fd)
+    log.event("one")
+    os.dup2(os.open(path, os.O_RDONLY), log.fd)  # no disk that gets read-only is to be had here
+    (tmp_path / "state.json").mkdir()
+    log.event("two")
+    assert (log.finish(), supervisor.save(), log.problem) == (False, False, os.strerror(errno.EBADF))
+    os.dup2(written, log.fd)
+    (tmp_path / "state.json").rmdir()
+    assert (log.finish(), supervisor.save()) == (True, True)
+    assert [json.loads(line)["kind"] for line in path.read_bytes().splitlines()] == ["one", "two"]
+    assert json.loads((tmp_path / "state.json").read_text())["run"] == RUN
+
+
 def without_room(cluster: Hosts) -> None:
     """A run on a disk that is full, and somebody else was quicker to use what was kept free for its end."""
     ringctl("launch", "--detach", "--", "sh", "-c", COUNT)
@@ -170,7 +202,7 @@ def test_a_run_that_waits_for_room_can_be_stopped(one: Hosts) -> None:
     one.run("server1", "touch", "/tmp/done")
     wait_for(lambda: not processes(one, "sleep"), "the end of the rank")
     assert told()["state"] == "running"
-    assert "how the run ended there is not written down" in ringctl("stop", code=1).stdout
+    assert "could not be written down: No space left on device" in ringctl("stop", code=1).stdout
     assert eventually(lambda: not processes(one, "python3"), 10.0), "the supervisors wait for nothing now"
     one.free_disk("server1")
     assert "the last lines of its log may be lost" in ringctl("stop").stdout
