@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -24,11 +24,14 @@ BY_WORLD = (WORLD, STEPS)
 
 
 class Key(NamedTuple):
-    """Which checkpoint: its step, and of how many, for another number of ranks counts other steps."""
+    """Which checkpoint: its step, and of how many, for another number of ranks counts other steps; and who
+    saved which model, for attempts on other hosts may have come to the same step."""
 
     step: int
     steps: int | None  # None: no manifest tells
     turn: int = 0  # of those in one folder that have the number of this step, from 0
+    world: int | None = None  # how many ranks saved it
+    model: str = ""  # the checksum of its model.pt; "" if no manifest tells
 
     @property
     def place(self) -> tuple[int, int]:
@@ -40,6 +43,15 @@ class Key(NamedTuple):
         """More of what is newer: of what is further, and where that is the same, of what came later."""
         return Fraction(self.step, self.steps or 1), self.step, self.turn
 
+    @property
+    def is_told(self) -> bool:
+        """Whether it is known from a manifest, and not by the name of its folder alone."""
+        return self != Key(self.step, None, self.turn)
+
+    def share(self, ranks: Collection[int]) -> Fraction:
+        """How much of it is there, if these ranks have a manifest of it: 1 if it is complete."""
+        return Fraction(len(ranks), self.world or 1)
+
 
 class Look(NamedTuple):
     """What a rank has found of a checkpoint on its host."""
@@ -49,23 +61,26 @@ class Look(NamedTuple):
     difference: str = ""  # what this run has otherwise than the one that saved it
     is_resized: bool = False  # and that is nothing but the number of ranks
     is_own: bool = False  # an earlier attempt of this very run saved it
+    has_manifest: bool = False  # of any rank
     has_model: bool = False  # a manifest here lists model.pt
-    model_sha256: str = ""  # of the model.pt that its own part belongs to; "" if that is not told
 
 
-def newest_first(found: Iterable[Key]) -> list[Key]:
-    """All of them once. Where some rank knows of how many steps a step is, that counts for all."""
-    keys = set(found)
-    known = {key.place for key in keys if key.steps is not None}
-    kept = [key for key in keys if key.steps is not None or key.place not in known]
-    return sorted(kept, key=lambda key: key.age, reverse=True)
+def newest_first(found: Mapping[Key, Collection[int]]) -> list[Key]:
+    """These checkpoints, of which these ranks have a manifest. Where some manifest tells what a step is, that
+    counts for all; and of those that are as new, the one of which more is there comes first."""
+    told = {key.place for key in found if key.is_told}
+    kept = [key for key in found if key.is_told or key.place not in told]
+    return sorted(
+        kept, key=lambda key: (key.age, key.share(found[key]), key.world or 0, key.model), reverse=True
+    )
 
 
 def verdict(key: Key, looks: Sequence[Look], is_later: bool) -> str:
     """How to go on if its model.pt is whole; InputError if it is of another run.
 
-    `is_later` says that this is a later attempt of a run. What an earlier one saved may then be incomplete,
-    or of another number of ranks.
+    `is_later` says that this is a later attempt of a run. What an earlier one saved may then have lost parts,
+    or be of another number of ranks. One that was not finished has lost nothing: one before it leads to the
+    same bits.
     """
     for look in looks:
         if look.difference and not (is_later and look.is_own and look.is_resized):
@@ -77,37 +92,32 @@ def verdict(key: Key, looks: Sequence[Look], is_later: bool) -> str:
         return RESIZED if any(look.has_model for look in looks) else UNUSABLE
     if all(look.kind == WHOLE for look in looks):
         return EXACT
-    return AFRESH if is_later and any(look.is_own and look.has_model for look in looks) else UNUSABLE
+    has_model = any(look.is_own and look.has_model for look in looks)
+    return AFRESH if is_later and is_lost(looks) and has_model else UNUSABLE
 
 
-def strangers(looks: Sequence[Look], model_sha256: str) -> list[int]:
-    """The ranks whose own part is whole, but was saved beside another model.pt than this."""
+def corrected(looks: Sequence[Look], ranks: Collection[int]) -> list[Look]:
+    """What the ranks have found, now that it is known which of them have a manifest on any host. Such a rank
+    has finished its part elsewhere, and what is begun on its host now is of another attempt."""
     return [
-        rank
+        look._replace(kind=ABSENT) if look.kind == UNFINISHED and rank in ranks else look
         for rank, look in enumerate(looks)
-        if look.kind == WHOLE and look.model_sha256 not in ("", model_sha256)
     ]
 
 
-def without_part(looks: Sequence[Look], model_sha256: str) -> list[int]:
+def without_part(looks: Sequence[Look]) -> list[int]:
     """The ranks whose own part cannot be taken."""
-    missing = [rank for rank, look in enumerate(looks) if look.kind != WHOLE]
-    return sorted([*missing, *strangers(looks, model_sha256)])
+    return [rank for rank, look in enumerate(looks) if look.kind != WHOLE]
 
 
-def problem(
-    key: Key, looks: Sequence[Look], models: Sequence[tuple[int, str]] = (), model_sha256: str = ""
-) -> str:
-    """Why this checkpoint cannot be taken as it is.
-
-    `models` is what ranks say of a model.pt that is not whole, `model_sha256` the checksum of one that is.
-    """
+def problem(key: Key, looks: Sequence[Look], models: Sequence[tuple[int, str]] = ()) -> str:
+    """Why this checkpoint cannot be taken as it is; `models` is what ranks say of a model.pt that is not
+    whole."""
     told = list(models)
     if not any(look.difference for look in looks):  # else nobody needs the ranks' own parts
         told += [
             (rank, look.text or WORDS[look.kind]) for rank, look in enumerate(looks) if look.kind != WHOLE
         ]
-        told += [(rank, SAVED_APART) for rank in strangers(looks, model_sha256) if model_sha256]
         if not models and not is_lost(looks) and {look.kind for look in looks} != {WHOLE}:
             return f"the checkpoint of step {key.step} was not finished"
     said = ", ".join(f"rank {rank}: {text}" for rank, text in sorted(told))
@@ -126,8 +136,7 @@ def is_lost(looks: Sequence[Look]) -> bool:
     A rank with a manifest wrote that after all the others had written their files.
     """
     kinds = {look.kind for look in looks}
-    finished = WHOLE in kinds or any(look.difference for look in looks)
-    return DAMAGED in kinds or (finished and ABSENT in kinds)
+    return DAMAGED in kinds or (ABSENT in kinds and any(look.has_manifest for look in looks))
 
 
 def difference(manifest: Mapping[str, Any], run: Mapping[str, Any], but: Sequence[str] = ()) -> str:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,6 @@ class Model:
     """The model.pt that all ranks take."""
 
     sender: int  # the rank that has it
-    sha256: str
     epoch: int
     world: int
     content: dict[str, Any] | None  # there
@@ -181,7 +180,8 @@ class Checkpoints:
             return _unequal(sums)
 
         def write_manifest() -> None:
-            files.write(place / self._manifest, json.dumps(about, indent=1).encode() + b"\n")
+            sealed = json.dumps(files.sealed(about), indent=1)
+            files.write(place / self._manifest, sealed.encode() + b"\n")
 
         return (
             failures(write_files, OSError, MemoryError, among=among)
@@ -206,15 +206,15 @@ class Checkpoints:
         where another number of ranks saved it, that is enough in any case.
 
         `resume` is "auto", OWN, or a folder of others, or of a single one, which must be there then.
-        InputError if they are of another run, or none of them is whole; OWN may be lost.
+        InputError if they are of another run, or cannot be looked at, or none of them is whole.
         """
         folder, only = (self.folder, None) if resume in ("auto", OWN) else files.source(resume)
-        here = [key for key in self._keys(folder, resume == OWN) if only in (None, key.place)]
-        gathered = [json.loads(text) for text in group.gather_texts(json.dumps(here))]
+        here = self._keys(folder, only, of_this_run=resume == OWN)
         problems: list[str] = []
         lost, second_best = False, None
-        for key in candidates.newest_first(Key(*found) for keys in gathered for found in keys):
-            part, problem, is_lost = self._judged(folder, key)
+        found = _gathered(here)
+        for key in candidates.newest_first(found):
+            part, problem, is_lost = self._judged(folder, key, found[key])
             problems += [problem] if problem else []
             lost = lost or is_lost
             if part is not None and part.afresh and not part.is_resized:
@@ -223,57 +223,74 @@ class Checkpoints:
                 return self._taken(second_best if part.is_resized and second_best else part, here, problems)
         if second_best is not None:
             return self._taken(second_best, here, problems)
-        if resume not in ("auto", OWN) or (lost and resume == "auto"):
+        if lost or resume not in ("auto", OWN):
             why = "; ".join(problems) or "there is none"
-            raise InputError(f"cannot go on from {folder}: {why}. To start afresh: --resume never")
+            how = "launch a new run" if resume == OWN else "--resume never"  # that is for first attempts
+            raise InputError(f"cannot go on from {folder}: {why}. To start afresh: {how}")
         _warn(*problems)
         return None
 
-    def _taken(self, part: Part, here: Sequence[Key], problems: Sequence[str]) -> Part:
+    def _taken(self, part: Part, here: Mapping[Key, Collection[int]], problems: Sequence[str]) -> Part:
         _warn(*problems)
         age = Key(part.step, part.steps, part.turn).age
         older = [key for key in candidates.newest_first(here) if key.age <= age]
         self._kept = [key.place for key in reversed(older)]
         return part
 
-    def _keys(self, folder: Path, of_this_run: bool) -> list[Key]:
-        """The checkpoints that this host has something of."""
-        found = set()
-        for step, turn in files.places_in(folder):
-            manifests = files.manifests_in(place_of(folder, step, turn), step).values()
-            if of_this_run:
-                found |= {_key(manifest, turn) for manifest in manifests if self._is_own(manifest)}
-            else:
-                found |= {_key(manifest, turn) for manifest in manifests} or {Key(step, None, turn)}
-        return sorted(found, key=lambda key: (key.place, key.steps or 0))
+    def _keys(self, folder: Path, only: tuple[int, int] | None, of_this_run: bool) -> dict[Key, list[int]]:
+        """The checkpoints that this host has something of, or that one, and the ranks with a manifest here;
+        InputError if a rank cannot look."""
+        found: dict[Key, list[int]] = {}
 
-    def _judged(self, folder: Path, key: Key) -> tuple[Part | None, str, bool]:
-        """The part to go on with, if it is possible; what is wrong; whether something is lost."""
+        def look() -> None:
+            for step, turn in files.places_in(folder):
+                if only in (None, (step, turn)):
+                    look_at(place_of(folder, step, turn), step, turn)
+
+        def look_at(place: Path, step: int, turn: int) -> None:
+            manifests = files.manifests_in(place, step)
+            of_interest = [
+                rank for rank, manifest in manifests.items() if not of_this_run or self._is_own(manifest)
+            ]
+            for rank in of_interest:
+                found.setdefault(_key(manifests[rank], turn), []).append(rank)
+            if not of_interest and (not of_this_run or self._has_damaged(place, step)):
+                found[Key(step, None, turn)] = []
+
+        failed = failures(look, OSError)
+        if failed:
+            raise InputError(f"cannot look for a checkpoint to go on from: {failed}")
+        return found
+
+    def _judged(self, folder: Path, key: Key, ranks: Collection[int]) -> tuple[Part | None, str, bool]:
+        """The part to go on with, if it is possible; what is wrong; whether something is lost. These ranks
+        have a manifest on some host."""
         own, look = self._look(folder, key)
-        looks = [Look(*json.loads(text)) for text in group.gather_texts(json.dumps(look))]
+        told = [Look(*json.loads(text)) for text in group.gather_texts(json.dumps(look))]
+        looks = candidates.corrected(told, ranks)
         verdict = candidates.verdict(key, looks, self._is_later)
         if verdict == candidates.UNUSABLE:
             return None, candidates.problem(key, looks), candidates.is_lost(looks)
-        model, told = self._model(folder, key, looks)
+        model, damaged = self._model(folder, key, looks)
         if model is None:
-            return None, candidates.problem(key, looks, told), True
+            return None, candidates.problem(key, looks, damaged), True
         part = Part(key.step, own, model.content, model.sender, model.epoch, key.steps, key.turn, model.world)
-        everybody = list(range(self._world))
         is_resized = verdict == candidates.RESIZED
-        afresh = everybody if is_resized else candidates.without_part(looks, model.sha256)
+        afresh = list(range(self._world)) if is_resized else candidates.without_part(looks)
         part = replace(
             part, own=None if self._rank in afresh else own, afresh=tuple(afresh), is_resized=is_resized
         )
-        problem = candidates.copy_taken(key, model.sender, told) if told else ""
-        if is_resized or not afresh:
-            return part, problem, False
-        return part if self._is_later else None, candidates.problem(key, looks, told, model.sha256), True
+        if verdict == candidates.AFRESH:
+            return part, candidates.problem(key, looks, damaged), True
+        return part, candidates.copy_taken(key, model.sender, damaged) if damaged else "", False
 
     def _look(self, folder: Path, key: Key) -> tuple[dict[str, Any] | None, Look]:
         """This rank's own part, if it is whole, and what it has found of the checkpoint."""
         place = place_of(folder, *key.place)
-        there = files.manifests_in(place, key.step).values()
-        manifests = [found for found in there if _key(found, key.turn) == key]
+        try:
+            manifests = _manifests_of(key, place)
+        except OSError as error:
+            return None, Look(DAMAGED, _reason(error))
         own, look = self._own_part(place, key)
         differences = [found for found in manifests if candidates.difference(found, self._run)]
         if differences:
@@ -285,6 +302,7 @@ class Checkpoints:
             )
         return own, look._replace(
             is_own=bool(manifests) and all(map(self._is_own, manifests)),
+            has_manifest=bool(manifests),
             has_model=any(map(files.lists_model, manifests)),
         )
 
@@ -294,15 +312,17 @@ class Checkpoints:
             if not (place / self._manifest).exists():
                 return None, Look(UNFINISHED if path.exists() else ABSENT)
             manifest = files.read_manifest(place / self._manifest, key.step)
-            if _key(manifest, key.turn) != key or candidates.difference(manifest, self._run):
+            if candidates.difference(manifest, self._run):
                 return None, Look(ABSENT)
+            if _key(manifest, key.turn) != key:
+                return None, Look(ABSENT, candidates.SAVED_APART)
             own = files.read(path, manifest, self._most_bytes)
             files.expect_step(own, key.step, path)
         except (Damaged, OSError) as error:
             return None, Look(DAMAGED, _reason(error))
         if manifest.get("written_by") != self._writer:
             _warn(f"step {key.step} was saved by another version of the trainer or of torch: bits may differ")
-        return own, Look(WHOLE, model_sha256=str(manifest.get("model_sha256", "")))
+        return own, Look(WHOLE)
 
     def _model(
         self, folder: Path, key: Key, looks: Sequence[Look]
@@ -324,19 +344,25 @@ class Checkpoints:
     def _model_here(self, folder: Path, key: Key) -> tuple[Model | None, str]:
         """The one on this host, or why it cannot be taken."""
         place, said = place_of(folder, *key.place), ""
-        for manifest in files.manifests_in(place, key.step).values():
-            if _key(manifest, key.turn) != key or not files.lists_model(manifest):
-                continue
+        try:
+            listing = [manifest for manifest in _manifests_of(key, place) if files.lists_model(manifest)]
+        except OSError as error:
+            return None, _reason(error)
+        for manifest in listing:
             try:
                 epoch = files.count(manifest.get("epoch"))
                 world = files.count(manifest["run"].get(candidates.WORLD))
                 if epoch is None or world is None:
                     raise Damaged(f"the manifest of {place / MODEL} has no epoch or no {candidates.WORLD}")
                 content = files.read(place / MODEL, manifest, self._most_bytes)
-                return Model(self._rank, manifest["files"][MODEL]["sha256"], epoch, world, content), ""
+                return Model(self._rank, epoch, world, content), ""
             except (Damaged, OSError) as error:
                 said = _reason(error)
         return None, said
+
+    def _has_damaged(self, place: Path, step: int) -> bool:
+        """Whether there is a damaged manifest of an earlier attempt of this very run."""
+        return bool(self._made_by) and files.has_damaged(place, step, self._made_by)
 
     def _is_own(self, manifest: Mapping[str, Any]) -> bool:
         return bool(self._made_by) and manifest.get("made_by") == self._made_by
@@ -374,7 +400,24 @@ def _unequal(sums: Sequence[str]) -> str:
 
 
 def _key(manifest: Mapping[str, Any], turn: int) -> Key:
-    return Key(int(manifest["step"]), files.count(manifest["run"].get(candidates.STEPS)), turn)
+    run = manifest["run"]
+    steps, world = files.count(run.get(candidates.STEPS)), files.count(run.get(candidates.WORLD))
+    return Key(int(manifest["step"]), steps, turn, world, str(manifest.get("model_sha256", "")))
+
+
+def _manifests_of(key: Key, place: Path) -> list[dict[str, Any]]:
+    """Those on this host that are of this checkpoint."""
+    there = files.manifests_in(place, key.step).values()
+    return [manifest for manifest in there if _key(manifest, key.turn) == key]
+
+
+def _gathered(here: Mapping[Key, Collection[int]]) -> dict[Key, set[int]]:
+    """The checkpoints that the ranks have found on their hosts, and the ranks with a manifest anywhere."""
+    found: dict[Key, set[int]] = {}
+    for text in group.gather_texts(json.dumps([[key, ranks] for key, ranks in here.items()])):
+        for key, ranks in json.loads(text):
+            found.setdefault(Key(*key), set()).update(ranks)
+    return found
 
 
 def _reason(error: Damaged | OSError) -> str:

@@ -16,10 +16,13 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from trainer import group
+
 VERSION = 1
 TEMPORARY = ".tmp"
 MODEL = "model.pt"
 MANIFEST_BYTES = 1 << 20
+SEAL = "sha256"  # in a manifest: of all else in it
 
 
 class Damaged(Exception):
@@ -61,7 +64,7 @@ def has_manifest(place: Path) -> bool:
 
 def source(resume: str) -> tuple[Path, tuple[int, int] | None]:
     """The folder that a user named, and step and turn if it is that of one checkpoint."""
-    named = Path(resume).expanduser().absolute()
+    named = Path(os.path.expanduser(resume)).absolute()  # pathlib's fails if there is no such user
     numbers = numbers_of(named)
     return (named, None) if numbers is None else (named.parent, numbers)
 
@@ -87,7 +90,7 @@ def rank_of(path: Path, ending: str) -> int | None:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file to write that after a crash is either all there or not at all; behind the block it is on the
     disk."""
-    temporary = path.with_name(path.name + TEMPORARY)
+    temporary = temporary_for(path)
     try:
         with temporary.open("wb") as file:
             yield file
@@ -97,6 +100,19 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         sync_folder(path.parent)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error  # not all of them know the file
+
+
+def temporary_for(path: Path) -> Path:
+    """What this process calls a file while it writes it: hosts may share a folder, and all write model.pt."""
+    return path.with_name(f"{path.name}.{group.rank()}-{os.getpid()}{TEMPORARY}")
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether a rank was about to write this file of a checkpoint."""
+    found = re.fullmatch(rf"(.+?)(\.\d+-\d+)?{re.escape(TEMPORARY)}", path.name)
+    name = path.with_name(found[1]) if found else path
+    ours = name.name == MODEL or rank_of(name, ".pt") is not None or rank_of(name, ".json") is not None
+    return found is not None and ours
 
 
 def write(path: Path, raw: bytes) -> None:
@@ -112,6 +128,21 @@ def write_packed(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
         if counted.failure is not None:
             raise counted.failure
     return {"bytes": counted.bytes, "sha256": counted.sha256.hexdigest()}
+
+
+def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest with its own checksum."""
+    return {**manifest, SEAL: _checksum(manifest)}
+
+
+def is_unharmed(manifest: Mapping[str, Any]) -> bool:
+    """Whether it says what was written; before there were checksums of manifests, nothing told."""
+    rest = {name: value for name, value in manifest.items() if name != SEAL}
+    return SEAL not in manifest or manifest[SEAL] == _checksum(rest)
+
+
+def _checksum(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 class Counted:
@@ -161,11 +192,8 @@ def remove_strangers(place: Path, world: int) -> None:
 
 def remove_begun(place: Path) -> None:
     """Take out what an attempt before this one was about to write."""
-    for path in place.iterdir():
-        name = path.with_name(path.name.removesuffix(TEMPORARY))
-        ours = name.name == MODEL or rank_of(name, ".pt") is not None or rank_of(name, ".json") is not None
-        if path.name.endswith(TEMPORARY) and ours:
-            path.unlink(missing_ok=True)
+    for path in filter(is_temporary, place.iterdir()):
+        path.unlink(missing_ok=True)
 
 
 def copied(value: Any) -> Any:
@@ -226,10 +254,13 @@ def read_manifest(path: Path, step: int) -> dict[str, Any]:
         raw = file.read(MANIFEST_BYTES)
     try:
         manifest = json.loads(raw)
+        unharmed = isinstance(manifest, dict) and is_unharmed(manifest)
     except (ValueError, RecursionError):
-        manifest = None
+        manifest, unharmed = None, False
     if not isinstance(manifest, dict) or not isinstance(manifest.get("run"), dict):
         raise Damaged(f"{path} is not a manifest")
+    if not unharmed:
+        raise Damaged(f"{path} has not the checksum that it had when it was written")
     if manifest.get("version") != VERSION:
         raise Damaged(f"{path} has version {manifest.get('version')!r:.20}, and this trainer reads {VERSION}")
     if manifest.get("step") != step:
@@ -246,6 +277,18 @@ def manifests_in(place: Path, step: int) -> dict[int, dict[str, Any]]:
             with contextlib.suppress(Damaged, OSError):  # its own rank tells
                 found[rank] = read_manifest(path, step)
     return dict(sorted(found.items()))
+
+
+def has_damaged(place: Path, step: int, made_by: str) -> bool:
+    """Whether a manifest there is damaged, and still has the name of this run."""
+    name = f'"made_by": {json.dumps(made_by)}'.encode()
+    whole = manifests_in(place, step)
+    for path in place.iterdir():
+        if rank_of(path, ".json") not in (None, *whole):
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                if name in file.read(MANIFEST_BYTES):
+                    return True
+    return False
 
 
 def lists_model(manifest: Mapping[str, Any]) -> bool:

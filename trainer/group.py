@@ -28,6 +28,7 @@ TELL_S = 5.0  # whoever has not come by then is named
 LATER_S = 3.0  # rank 0 waits so much longer: a rank that cannot reach it knows more than that it is missing
 MEETING = "ringctl/meeting"  # where rank 0 says who meets in a store
 REFUSED = "ringctl/refused"  # where a rank says why they cannot
+ANY_TEXT = "surrogatepass"  # the path of a file need not be UTF-8
 
 
 def rank() -> int:
@@ -205,7 +206,7 @@ def gather_texts(own: str, among: dist.ProcessGroup | None = None) -> list[str]:
     """What every rank said, in their order. All ranks must call it, with the same group of theirs."""
     if not dist.is_initialized():
         return [own]
-    raw = torch.tensor(list(own.encode()), dtype=torch.uint8)
+    raw = torch.tensor(list(own.encode(errors=ANY_TEXT)), dtype=torch.uint8)
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(world())]
     dist.all_gather(lengths, torch.tensor([len(raw)]), group=among)
     longest = max(int(length) for length in lengths)
@@ -214,7 +215,10 @@ def gather_texts(own: str, among: dist.ProcessGroup | None = None) -> list[str]:
     texts = [torch.empty_like(padded) for _ in lengths]
     if longest:
         dist.all_gather(texts, padded, group=among)
-    return [bytes(text[: int(length)].tolist()).decode() for text, length in zip(texts, lengths, strict=True)]
+    return [
+        bytes(text[: int(length)].tolist()).decode(errors=ANY_TEXT)
+        for text, length in zip(texts, lengths, strict=True)
+    ]
 
 
 @contextmanager

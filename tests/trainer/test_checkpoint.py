@@ -25,7 +25,7 @@ from tests.conftest import eventually
 from tests.trainer.ranks import together
 from trainer import group
 from trainer.checkpoint import OWN, Checkpoints
-from trainer.checkpoint_files import TEMPORARY
+from trainer.checkpoint_files import SEAL, TEMPORARY, Damaged, read_manifest, sealed, temporary_for
 from trainer.errors import InputError
 from trainer.saver import Saver
 
@@ -194,8 +194,21 @@ def test_an_own_checkpoint_is_one_of_an_earlier_attempt_of_the_same_run(folder: 
     part = opened(folder, "run-1").newest(OWN)
     assert part is not None
     assert part.step == 3
-    (folder / "step-00000003" / "model.pt").write_bytes(b"")
-    assert opened(folder, "run-1").newest(OWN) is None
+
+
+@pytest.mark.parametrize("name", ["model.pt", "rank-0.json"])
+def test_own_checkpoints_that_are_there_and_damaged_are_not_as_if_there_were_none(
+    name: str, folder: Path
+) -> None:
+    first = opened(folder, "run-1")
+    assert all(save(first, step) for step in (3, 5))
+    for step in (3, 5):
+        path = folder / f"step-{step:08d}" / name
+        path.write_bytes(path.read_bytes()[:-2])
+    with pytest.raises(InputError, match=r"step 5 is not whole.*step 3 is not whole.*: launch a new run"):
+        opened(folder, "run-1").newest(OWN)
+    assert opened(folder, "run-2").newest(OWN) is None, "they are of another run"
+    assert opened(folder).newest(OWN) is None
 
 
 @pytest.mark.parametrize(
@@ -245,10 +258,17 @@ def malicious_files(proof: Path) -> Iterator[bytes]:
 
 def plant(raw: bytes, path: Path) -> None:
     """Put this file into a checkpoint, with the right size and checksum in the manifest."""
-    manifest = json.loads((path.parent / "rank-0.json").read_text())
+    manifest = unsealed(path.parent / "rank-0.json")
     manifest["files"][path.name] = {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
-    (path.parent / "rank-0.json").write_text(json.dumps(manifest))
+    (path.parent / "rank-0.json").write_text(json.dumps(sealed(manifest)))
     path.write_bytes(raw)
+
+
+def unsealed(path: Path) -> dict[str, Any]:
+    """A manifest without the checksum of its own."""
+    manifest: dict[str, Any] = json.loads(path.read_text())
+    del manifest[SEAL]
+    return manifest
 
 
 @pytest.mark.parametrize("name", ["model.pt", "rank-0.pt"])
@@ -305,11 +325,38 @@ def test_a_manifest_with_values_of_another_kind_is_damage(
     name: str, value: Any, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = folder / "step-00000006" / "rank-0.json"
-    manifest = json.loads(path.read_text())
+    manifest = unsealed(path)
     (manifest if name in manifest else manifest["files"]["rank-0.pt"])[name] = value
-    path.write_text(json.dumps(manifest))
+    path.write_text(json.dumps(sealed(manifest)))
     assert read_back(folder) == 4
     assert "the checkpoint of step 6 is not whole: rank 0: " in capsys.readouterr().err
+
+
+def test_whichever_bit_of_a_manifest_flips_it_says_what_was_written_or_is_damage(tmp_path: Path) -> None:
+    first = of_attempt(1, tmp_path, **ONE)
+    assert all(save(first, step) for step in (4, 6))
+    path = tmp_path / "step-00000006" / "rank-0.json"
+    whole = path.read_bytes()
+    expected = unsealed(path)
+    found = []
+    for place in range(8 * len(whole)):
+        raw = bytearray(whole)
+        raw[place // 8] ^= 1 << place % 8
+        path.write_bytes(raw)
+        with contextlib.suppress(Damaged):
+            told = read_manifest(path, 6)
+            found.append({name: told[name] for name in expected})
+    assert all(manifest == expected for manifest in found)
+    path.write_bytes(whole.replace(b'"steps in all": 20', b'"steps in all": 24'))
+    part = of_attempt(2, tmp_path, **ONE).newest("auto")
+    assert part is not None
+    assert (part.step, part.steps) == (4, 20)
+
+
+def test_a_manifest_from_before_they_had_a_checksum_is_read(folder: Path) -> None:
+    for path in folder.rglob("rank-0.json"):
+        path.write_text(json.dumps(unsealed(path)))
+    assert read_back(folder) == 6
 
 
 def test_a_checkpoint_under_the_name_of_another_step_is_damage(
@@ -512,7 +559,7 @@ def test_a_file_that_cannot_be_written_to_the_end_is_named(
     checkpoints = opened(tmp_path)
     place = tmp_path / "step-00000002"
     place.mkdir()
-    (place / f"rank-0.pt{TEMPORARY}").symlink_to("/dev/full")
+    temporary_for(place / "rank-0.pt").symlink_to("/dev/full")
     assert not save(checkpoints, 2)
     assert f"rank 0: {place / 'rank-0.pt'}: No space left on device" in capsys.readouterr().err
 
@@ -523,6 +570,17 @@ def test_a_folder_that_cannot_be_written_is_refused(where: str, tmp_path: Path) 
     folder = tmp_path / where / "checkpoints"
     with pytest.raises(InputError, match=rf"cannot write checkpoints: rank 0: {folder}: .*--checkpoint-dir"):
         opened(folder).prepare()
+
+
+def test_what_earlier_attempts_were_about_to_write_goes_and_nothing_else(folder: Path) -> None:
+    place = folder / "step-00000006"
+    whole = sorted(path.name for path in place.iterdir())
+    begun = [f"model.pt{TEMPORARY}", f"model.pt.3-4711{TEMPORARY}", f"rank-1.json.1-5{TEMPORARY}"]
+    mine = [f"mine.pt.3-4711{TEMPORARY}", f"notes{TEMPORARY}"]
+    for name in (*begun, *mine):
+        (place / name).touch()
+    opened(folder).prepare()
+    assert sorted(path.name for path in place.iterdir()) == sorted([*whole, *mine])
 
 
 def test_looking_whether_a_folder_can_be_written_leaves_nothing_there(tmp_path: Path) -> None:
@@ -623,6 +681,62 @@ def test_when_one_rank_cannot_save_all_of_them_know(
     place = tmp_path / "1" / "step-00000004"
     told = f"step 4 could not be saved, the checkpoint before it stays: rank 1: {place}: File exists"
     assert f"trainer: warning: {told}\n" in capfd.readouterr().err
+
+
+def test_a_folder_that_one_rank_cannot_look_at_ends_all_of_them(tmp_path: Path) -> None:
+    long = "x" * 256
+
+    def work(rank: int) -> list[str]:
+        save(opened(tmp_path / str(rank)), 2)
+        step = tmp_path / str(rank) / "step-00000004"
+        if rank == 1:
+            step.symlink_to(tmp_path / long)
+        group.wait_for_all(30)
+        told = []
+        for folder in (tmp_path / (long if rank == 1 else "0"), tmp_path / str(rank)):
+            with pytest.raises(InputError) as caught:
+                opened(tmp_path / "other").newest(str(folder))
+            told.append(str(caught.value))
+        return told
+
+    why = "cannot look for a checkpoint to go on from: rank 1: {}: File name too long"
+    places = (tmp_path / long, tmp_path / "1" / "step-00000004")
+    assert together(2, tmp_path, work) == [[why.format(place) for place in places]] * 2
+
+
+def test_a_folder_of_a_user_that_there_is_not_has_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot go on from .*/~nobody-has-this-name/runs: there is none"):
+        opened(tmp_path).newest("~nobody-has-this-name/runs")
+
+
+def test_hosts_that_share_a_folder_write_their_copies_of_the_model_at_the_same_time(tmp_path: Path) -> None:
+    """Each has written all of it before the first of them gives it its name."""
+    folder, others = tmp_path / "shared", tmp_path / "rank 1 has written"
+
+    def work(rank: int) -> bool:
+        real_replace = os.replace
+
+        def replace(source: Any, target: Path) -> None:
+            if target.name == "model.pt" and rank == 0:
+                assert eventually(others.exists)
+            elif target.name == "model.pt":
+                others.touch()
+                assert eventually(target.exists)
+            real_replace(source, target)
+
+        checkpoints = of_attempt(1, folder, "ab", **TWO)
+        os.replace = replace
+        return save(checkpoints, 2)
+
+    assert together(2, tmp_path, work) == [True, True]
+    assert not list(folder.rglob(f"*{TEMPORARY}"))
+
+    def again(_: int) -> tuple[int, tuple[int, ...]]:
+        part = of_attempt(2, folder, "ab", **TWO).newest("auto")
+        assert part is not None
+        return part.step, part.afresh
+
+    assert together(2, tmp_path, again) == [(2, ())] * 2
 
 
 # --- Copies on other hosts ------------------------------------------------------------------------
@@ -770,6 +884,24 @@ def test_of_attempts_with_other_numbers_of_ranks_the_one_that_is_furthest_counts
     assert saved_steps(folder) == [6, 14]
 
 
+def test_the_first_one_after_a_grow_that_was_not_finished_gives_way_to_the_one_before(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    assert save(of_attempt(1, folder, **ONE), 10)
+
+    def grown(rank: int) -> tuple[int, int | None]:
+        checkpoints = of_attempt(2, folder, "aa", **TWO)
+        assert checkpoints.newest("auto") is not None
+        assert save(checkpoints, 6)
+        if rank == 1:
+            (folder / "step-00000006" / "rank-1.json").unlink()
+        group.wait_for_all(30)
+        part = of_attempt(3, folder, "aa", **TWO).newest("auto")
+        assert part is not None
+        return part.step, part.steps
+
+    assert together(2, tmp_path, grown) == [(10, 20)] * 2
+
+
 def test_a_checkpoint_has_nothing_of_more_ranks_that_began_with_it_and_were_interrupted(
     tmp_path: Path,
 ) -> None:
@@ -788,6 +920,33 @@ def test_a_checkpoint_has_nothing_of_more_ranks_that_began_with_it_and_were_inte
         "rank-1.json",
         "rank-1.pt",
     ]
+
+
+@pytest.mark.parametrize("later", [TWO, TWO | {"--world-size": 3}], ids=["fewer ranks", "as many"])
+def test_a_host_that_comes_back_with_a_model_that_was_never_finished_gives_way_to_a_complete_one(
+    later: dict[str, Any], tmp_path: Path
+) -> None:
+    """Of three ranks only the one on a got to its manifest. The others, or as many on other hosts, came to
+    that step later, and were through with it."""
+    three, hosts = TWO | {"--world-size": 3}, "abc"
+
+    def first(rank: int) -> None:
+        save(of_attempt(1, tmp_path / hosts[rank], hosts, **three), 6, weight=1.0)
+        if rank:
+            (tmp_path / hosts[rank] / "step-00000006" / f"rank-{rank}.json").unlink()
+
+    def then(rank: int) -> bool:
+        now = "bcd"[: later["--world-size"]]
+        return save(of_attempt(2, tmp_path / now[rank], now, **later), 6, weight=2.0)
+
+    def at_last(rank: int) -> tuple[int, float | None]:
+        part = of_attempt(3, tmp_path / hosts[rank], hosts, **three).newest("auto")
+        assert part is not None
+        return part.sender, part.shared["model"]["weight"][0, 0].item() if part.shared else None
+
+    together(3, tmp_path, first)
+    assert all(together(later["--world-size"], tmp_path, then))
+    assert together(3, tmp_path, at_last) == [(1, None), (1, 2.0), (1, None)]
 
 
 def test_hosts_agree_on_a_folder_that_none_of_them_has_a_finished_checkpoint_in(tmp_path: Path) -> None:

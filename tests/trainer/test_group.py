@@ -46,6 +46,11 @@ def test_ranks_share_what_rank_0_has_and_add_what_all_have(tmp_path: Path) -> No
     assert together(3, tmp_path, work) == [(1.0, 6.0)] * 3
 
 
+def test_ranks_tell_each_other_any_text_also_the_path_of_a_file_that_is_not_utf_8(tmp_path: Path) -> None:
+    texts = [os.fsdecode(b"/data/\xff\xfe"), "größer"]
+    assert together(2, tmp_path, lambda rank: group.gather_texts(texts[rank])) == [texts] * 2
+
+
 def test_a_rank_that_never_comes_is_told_by_those_that_wait() -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
 

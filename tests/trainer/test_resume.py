@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.conftest import eventually
 from tests.trainer import idx
 from tests.trainer.ranks import Outcome, each, free_port, records, together, trained
 from trainer import compress, data, group
@@ -308,6 +309,28 @@ def test_a_rank_killed_at_any_step_or_in_the_middle_of_saving_does_no_harm(
         ]
 
 
+def test_a_rank_killed_between_the_manifests_of_the_first_checkpoint_does_no_harm_to_a_later_attempt(
+    tmp_path: Path, options: list[str]
+) -> None:
+    real_replace = os.replace
+
+    def replace(source: Any, target: Path) -> None:
+        if target.name == "rank-1.json":
+            assert eventually(target.with_name("rank-0.json").exists)
+            kill_me()
+        real_replace(source, target)
+
+    def die(rank: int) -> None:
+        if rank == 1:
+            os.replace = replace
+
+    expected = ends(trained(2, tmp_path, *options, "--checkpoint-dir", str(tmp_path / "whole")))
+    killed(2, tmp_path, options, die, on_hosts(tmp_path, "aa", 1))
+    outcomes = trained(2, tmp_path, *options, env=on_hosts(tmp_path, "aa", 2))
+    assert ends(outcomes) == expected
+    assert outcomes[0].err == "trainer: warning: the checkpoint of step 2 was not finished\n"
+
+
 def test_a_folder_that_one_rank_cannot_write_ends_all_of_them_before_the_first_step(
     tmp_path: Path, options: list[str]
 ) -> None:
@@ -398,7 +421,7 @@ def test_a_checkpoint_from_before_there_were_copies_can_be_gone_on_from(
     raw = (place / "model.pt").read_bytes()
     for rank in range(2):
         manifest = json.loads((place / f"rank-{rank}.json").read_text())
-        del manifest["model_sha256"]
+        del manifest["model_sha256"], manifest["sha256"]
         if rank == 0:
             facts = {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
             manifest["files"]["model.pt"] = facts
@@ -521,13 +544,16 @@ def test_without_copies_a_run_that_lost_the_host_of_rank_0_does_not_silently_beg
     alone = [*options, "--checkpoint-copies", "0"]
     ends(trained(2, tmp_path, *alone, env=on_hosts(tmp_path, "ab", 1)))
     assert not list((tmp_path / "b").rglob("model.pt"))
-    for world, hosts, text in (
-        (2, "cb", "rank 0: its part is not on its host"),
-        (1, "b", "its model.pt is on none of these hosts"),
+    for world, hosts, resume, text in (
+        (2, "cb", "auto", "rank 0: its part is not on its host"),
+        (1, "b", "auto", "its model.pt is on none of these hosts"),
+        (1, "b", "never", "its model.pt is on none of these hosts"),
     ):
-        for outcome in trained(world, tmp_path, *alone, env=on_hosts(tmp_path, hosts, 2)):
+        again = [*alone, "--resume", resume]
+        for outcome in trained(world, tmp_path, *again, env=on_hosts(tmp_path, hosts, 2)):
             assert outcome.exit_code == 2
             assert f"the checkpoint of step 10 is not whole: {text}" in outcome.err
+    assert len(list((tmp_path / "b").glob("step-*/rank-1.pt"))) == 2, "all is still there"
 
 
 def test_ranks_killed_while_they_save_after_a_grow_go_on_from_where_they_grew(
