@@ -91,7 +91,12 @@ def pull(run: str | None, folder: str | None, step: int | None, force: bool, **w
             f"interrupted; what has come is in {to.part}: the same command goes on from there", err=True
         )
         return 130
-    click.echo(f"run {heard.found.run} is in {folder}")
+    if heard.no_room:
+        pulling.complain(
+            f"{folder}: there is no room for all of run {heard.found.run}; what has come is there"
+        )
+    else:
+        click.echo(f"run {heard.found.run} is in {folder}")
     return heard.code
 
 

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,8 +118,8 @@ def outcome_of(there: Client, row: Mapping[str, Any], attempt: int) -> Outcome:
     from launcher.model import RunState
 
     state = RunState(row["run"], row["name"], attempt, 0, "starting", {})
-    for _, page in all_events(there, row["run"]):
-        for event in page:
+    for page in all_events(there, row["run"]):
+        for event in page.events:
             if event.attempt == attempt and event.kind != "line":
                 state = fold.fold(fold.with_rank(state, event), event)
     told = there.get(there.run(row["run"]))["attempts"]
@@ -130,23 +130,41 @@ def outcome_of(there: Client, row: Mapping[str, Any], attempt: int) -> Outcome:
 # --- As far as it goes ---------------------------------------------------------------------------
 
 
-Page = tuple[int, list[Event]]  # what was looked through ends with this event
+@dataclass(frozen=True)
+class Page:
+    """Some of what was recorded."""
+
+    last: int  # what was looked through ends with this event
+    events: Sequence[Event]
+    numbers: Sequence[int]  # of these events
+
+    def to_end_of(self, attempt: int) -> Page:
+        """Up to where a later one begins, if it does here."""
+        for n, event in enumerate(self.events):
+            if event.attempt > attempt:
+                return Page(self.numbers[n] - 1, self.events[:n], self.numbers[:n])
+        return self
 
 
-def show(there: Client, run: str, wanted: Filter, look: Look, attempt: int) -> int:
-    """Print one attempt; what comes after this event was not looked at."""
+def show(there: Client, run: str, wanted: Filter, look: Look, attempt: int, *, late: bool = True) -> int:
+    """Print one attempt; what comes after this event was not looked at. `late`: also what was recorded of it
+    after a later one had begun."""
     from launcher import showlogs
 
     write = showlogs.writer(look)
     pages = all_events(there, run) if look.as_json else all_lines(there, run, wanted, look.tail, attempt)
     kept: deque[Event] | None = None if look.tail is None else deque(maxlen=look.tail)
     last = 0
-    for last, page in pages:  # noqa: B007 - the last one is told
-        events = wanted.apply([event for event in page if event.attempt == attempt])
+    for page in pages:
+        part = page if late else page.to_end_of(attempt)
+        last = part.last
+        events = wanted.apply([event for event in part.events if event.attempt == attempt])
         if kept is None:
             write(events)
         else:
             kept.extend(events)
+        if part is not page:
+            break
     if kept:
         write(list(kept))
     return last
@@ -158,7 +176,8 @@ def all_events(there: Client, run: str, after: int = 0) -> Iterator[Page]:
     while more:
         page = there.get(there.run(run, "/events"), after=after, limit=AT_ONCE)
         more, after = page["more"], page["last"]
-        yield after, checked(there, (event_of(each) for each in page["events"]))
+        events = checked(there, (event_of(each) for each in page["events"]))
+        yield Page(after, events, numbers(there, "id", page["events"]))
 
 
 def checked(there: Client, told: Iterable[Event]) -> list[Event]:
@@ -175,6 +194,11 @@ def checked(there: Client, told: Iterable[Event]) -> list[Event]:
     return events
 
 
+def numbers(there: Client, key: str | int, told: Sequence[Any]) -> list[int]:
+    """Which each of the events has."""
+    return there.understood(lambda: [int(each[key]) for each in told])
+
+
 def event_of(told: dict[str, Any]) -> Event:
     data = {key: value for key, value in told.items() if key not in {"id", *Event._fields}}
     head = {key: told[key] for key in ("kind", "time", "run", "attempt", "host", "rank")}
@@ -184,12 +208,14 @@ def event_of(told: dict[str, Any]) -> Event:
 def all_lines(there: Client, run: str, wanted: Filter, tail: int | None, attempt: int) -> Iterator[Page]:
     """Lines alone, in order; no more of the beginning than is needed for this attempt."""
     path = there.run(run, "/log")
-    given = {"rank": only(wanted.ranks), "host": only(wanted.hosts)}
+    since = None if wanted.since is None else max(0, int(wanted.since))
+    given = {"rank": only(wanted.ranks), "host": only(wanted.hosts), "since": since}
     after, more = first_needed(there, path, given, wanted, tail, attempt), True
     while more:
         page = there.get(path, after=after, limit=AT_ONCE, **given)
         more, after = page["more"], max(after, page["last"] or 0)
-        yield after, checked(there, (line_event(run, line) for line in page["lines"]))
+        events = checked(there, (line_event(run, line) for line in page["lines"]))
+        yield Page(after, events, numbers(there, 0, page["lines"]))
 
 
 def only(some: frozenset[Any] | None) -> Any:
@@ -200,16 +226,15 @@ def only(some: frozenset[Any] | None) -> Any:
 def first_needed(
     there: Client, path: str, given: Mapping[str, Any], wanted: Filter, tail: int | None, attempt: int
 ) -> int:
-    """What is before this event is not shown: it is too long ago, or more than the attempt's last lines."""
-    if wanted.since is None and (tail is None or wanted.grep is not None or several(wanted)):
+    """What is before this event is not shown: it is more than the attempt's last lines."""
+    if tail is None or wanted.grep is not None or several(wanted):
         return 0
-    limit = AT_ONCE if tail is None or wanted.since is not None else min(max(tail, 1), AT_ONCE)
-    before, count = None, 0
+    few = max(tail, 1)  # also for none: whoever follows gets all of an attempt that has begun after its last
+    limit, before, count = min(few, AT_ONCE), None, 0
     while True:
         page = there.get(path, before=before, limit=limit, **given)
         before, count = page["first"] or 0, count + sum(line[2] == attempt for line in page["lines"])
-        early = wanted.since is not None and any(line[1] < wanted.since for line in page["lines"])
-        if not page["more"] or early or (tail is not None and wanted.since is None and count >= tail):
+        if not page["more"] or count >= few:
             return max(0, before - 1)
         limit = AT_ONCE  # those of a later attempt may be many
 
@@ -227,13 +252,12 @@ def line_event(run: str, line: Sequence[Any]) -> Event:
 def save(there: Client, row: Mapping[str, Any], target: Path, attempt: int) -> int:
     """Write DIR/<run>/."""
     from launcher import showlogs
-    from launcher.ownfolder import closed_to_others
 
     wanted = attempt or row["attempt"]
-    pages = ([e for e in page if e.attempt == wanted] for _, page in all_events(there, row["run"]))
-    with closed_to_others():
-        folder = showlogs.new_folder(target / row["run"])
-        print(f"{showlogs.write_files(pages, folder)} files in {folder}")
+    pages = ([e for e in page.events if e.attempt == wanted] for page in all_events(there, row["run"]))
+    with showlogs.new_folder(target / row["run"]) as folder:
+        files = showlogs.write_files(pages, folder)
+    print(f"{files} files in {folder}")
     return 0
 
 
@@ -258,7 +282,7 @@ def follow_run(
     wanted = wanted or logs.EVERYTHING
     follower = Follower(there, run, look, wanted, since, screen)
     if look.tail is not None:
-        follower.after = show(there, run, wanted, look, since)
+        follower.after = show(there, run, wanted, look, since, late=False)
     until = 0.0
     while True:
         try:
@@ -300,16 +324,16 @@ class Follower:
         if name == "run":
             self._say_how(data)
         if self.look.as_json:  # all kinds of events, of which a stream tells but two
-            for last, page in all_events(self.there, self.run, self.after):
-                self._show(page)
-                self.after = last
+            for page in all_events(self.there, self.run, self.after):
+                self._show(page.events)
+                self.after = page.last
         elif name == "lines":
             new = (line_event(self.run, line) for line in data if line[0] > self.after)
             self._show(checked(self.there, new))
             self.after = max(self.after, number)
 
-    def _show(self, events: list[Event]) -> None:
-        events = self.wanted.apply([event for event in events if event.attempt >= self.since])
+    def _show(self, new: Sequence[Event]) -> None:
+        events = self.wanted.apply([event for event in new if event.attempt >= self.since])
         if self._screen is None:
             self._write(events)
         elif events:

@@ -18,11 +18,13 @@ from typing import Any
 from launcher.agent import LARGEST_ANSWER, SENTINEL, Agent, understood
 from launcher.errors import HostError, InputError, PreflightError, RingctlError
 from launcher.fanout import fan_out
+from launcher.follow import ASLEEP_S
 from launcher.logs import visible
 from launcher.model import EnvSpec, from_json, to_json
 from launcher.remote import grouped
 from launcher.text import Row
 from launcher.told import words_of
+from launcher.transport import Channel
 
 FILES = ("environment.yaml", "environment.yml")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -32,6 +34,7 @@ FILE_OF_THIS_MACHINE = re.compile(
 )
 NOT_FOR_A_VENV = re.compile(r"(?:python|pip)\b")  # conda packages that every virtual environment has already
 SILENCE_S = 60.0  # a host that creates says something every second or so
+READ_S = 0.5  # before looking whether the user has had enough
 CHECK_S = 120.0
 PACKAGES = ("torch", "torchvision", "numpy", "pillow")
 MUST_MATCH = ("python", "torch", "torchvision")  # ranks that differ in these do not understand each other
@@ -160,16 +163,10 @@ def notes_of(agent: Agent, request: dict[str, Any], stop: Stop) -> Iterator[dict
     """What hostenv's `create` says, line by line. Whoever stops listening ends it there."""
     argv = [*agent.transport.program("hostenv.py"), "create"]
     channel = agent.transport.stream(argv, json.dumps(request).encode() + b"\n")
-    rest, begun, heard = b"", False, time.monotonic()
+    rest, begun = b"", False
     try:
-        while (data := channel.read(0.5)) != b"":
-            if stop():
-                raise RingctlError(f"{agent.host.name}: interrupted; what was under way there is being ended")
-            if data is None:
-                if time.monotonic() - heard > SILENCE_S:
-                    raise HostError(agent.host.name, f"nothing was heard of it for {SILENCE_S:.0f} s")
-                continue
-            rest, heard = rest + data, time.monotonic()
+        for data in pieces_of(channel, agent.host.name, request["timeout"], stop):
+            rest += data
             if len(rest) > LARGEST_ANSWER:
                 raise HostError(agent.host.name, "a line without an end")
             if not begun:
@@ -180,6 +177,30 @@ def notes_of(agent: Agent, request: dict[str, Any], stop: Stop) -> Iterator[dict
                 yield from map(json.loads, whole)
     finally:
         channel.close()
+
+
+def pieces_of(channel: Channel, host: str, timeout: float, stop: Stop) -> Iterator[bytes]:
+    """What comes, until it ends; HostError if nothing does, or if it goes on for longer than it may. A host
+    keeps to its time by itself, and then has as long to say so as for everything it says."""
+    heard = time.monotonic()
+    until = heard + timeout + SILENCE_S
+    while True:
+        asked = time.monotonic()
+        data = channel.read(READ_S)
+        now = time.monotonic()
+        if now > asked + READ_S + ASLEEP_S:
+            heard, until = now, until + now - asked  # it was us who were stopped (Ctrl-Z)
+        if data == b"":
+            return
+        if stop():
+            raise RingctlError(f"{host}: interrupted; what was under way there is being ended")
+        if now > until:
+            raise HostError(host, f"it was not done after {timeout:g} s, nor did it end; it is given up")
+        if data is None and now - heard > SILENCE_S:
+            raise HostError(host, f"nothing was heard of it for {SILENCE_S:.0f} s")
+        if data:
+            heard = now
+            yield data
 
 
 def created_line(host: str, done: Created) -> str:

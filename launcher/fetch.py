@@ -196,7 +196,8 @@ def write(path: Path, mode: Literal["wb", "ab"], pieces: Iterable[bytes], digest
 def need_room(folder: Path, number: int) -> None:
     free = shutil.disk_usage(folder).free
     if number > free:
-        raise NoRoom(f"{folder}: {size(number)} are needed there, and {size(free)} are free")
+        words = f"{folder}: no room: {size(number)} are needed there, and {size(free)} are free"
+        raise NoRoom(words, fix="make room there, or name another folder")
 
 
 @contextlib.contextmanager

@@ -55,6 +55,7 @@ class Piece:
 
     host: str
     events: list[Event] = field(default_factory=list)
+    told: bool = False  # events have come, if only such as are known already or not believed
     watermark: float = 0.0  # nothing earlier than this will come from the host
     caught_up: bool = False
     over: bool = False
@@ -142,7 +143,7 @@ class Decoder:
         self.ranks |= check_events(events)
         if len(self.ranks) > MOST_RANKS_HERE + 1:
             raise ValueError("more ranks than a host has")
-        piece.watermark = events[-1].time
+        piece.watermark, piece.told = events[-1].time, True
         if self.own is not None and not self.ranks <= self.own:
             events = [event for event in events if event.rank in self.own]
         self.count += len(events)
@@ -447,9 +448,14 @@ class Reader(threading.Thread):
 
     def read_until_over(self) -> None:
         """Raises HostError when the host falls silent: hostd says at least a tick every second."""
+        installed = False
         while not self.read_connection():
+            if self.decoder.lacks_kit and installed:
+                words = "ringctl's files have been put there, and it says that they are missing"
+                raise HostError(self.decoder.host, words)
             if self.decoder.lacks_kit:
                 self.agent.transport.install()
+                installed = True
             else:
                 self.quit.wait(FIRST_RETRY_S)
             self.decoder.restart()
@@ -457,7 +463,7 @@ class Reader(threading.Thread):
     def read_connection(self) -> bool:
         """False if it is to be tried again: the host lacks our files, or has not started the run yet."""
         channel = self.agent.follow({**self.request, "cursor": self.decoder.cursor})
-        heard = understood = time.monotonic()  # when something came, and something whole
+        heard = understood = time.monotonic()  # when something came, and something that counts
         try:
             while not self.quit.is_set():
                 asked = time.monotonic()
@@ -479,11 +485,17 @@ class Reader(threading.Thread):
                         return False
                     if self.is_away:
                         piece.away, self.is_away = "", False
+                    before = time.monotonic()
                     self.pieces.put(piece)  # which takes as long as whoever shows it does
                     heard = time.monotonic()
-                    understood = heard if piece.watermark else understood
+                    understood = heard if self.goes_on(piece) else understood + heard - before
                     if piece.over:
                         break
             return True
         finally:
             channel.close()
+
+    def goes_on(self, piece: Piece) -> bool:
+        """Whether this is a reason to listen on. To whoever waits for more, what hostd says in between is
+        one; as far as a log goes only the log itself is, or it would never have to come to an end."""
+        return piece.told or (bool(self.request["follow"]) and bool(piece.watermark))

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import heapq
 import json
 import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from launcher.errors import InputError
 from launcher.fetch import writing
@@ -36,6 +37,30 @@ def refuse_full(folder: Path, force: bool) -> None:
             f"{folder} is there already, and not empty",
             fix="name another folder, or write --force to replace what a pull has put there",
         )
+
+
+class Told(NamedTuple):
+    """An event in a file of them."""
+
+    time: float
+    run: str
+    host: str
+    line: bytes
+
+
+def events_in(path: Path) -> Iterator[Told]:
+    """All but what is none, in a file that somebody may have changed."""
+    with path.open("rb") as lines:
+        for line in lines:
+            if (event := told_in(line)) is not None:
+                yield event
+
+
+def told_in(line: bytes) -> Told | None:
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        event = json.loads(line)
+        return Told(float(event["time"]), str(event["run"]), str(event["host"]), line)
+    return None
 
 
 class PullFolder:
@@ -101,15 +126,37 @@ class PullFolder:
                     file.writelines(line for line in lines if json.loads(line)["host"] not in hosts)
                 kept.replace(events)
 
+    def has_come(self) -> bool:
+        """Whether there are metrics or logs to be placed."""
+        with writing(self.folder):
+            return any(
+                path.suffix != ".part" for kind in (self.metrics, self.logs) for path in kind.iterdir()
+            )
+
     def place_rest(self, whole_logs: bool) -> dict[str, int]:
         """Metrics and logs, a file at a time; how many of each. What an earlier pull has left of logs, and
         nothing replaces, goes if these are of all hosts; else it may be that of the one that is missing."""
         with writing(self.folder):
+            if not whole_logs:
+                self._keep_earlier_events()
             placed = {source.name: self._place(source) for source in (self.metrics, self.logs)}
             for path in (self.folder / LOGS).iterdir() if whole_logs else ():
                 if LOG_FILE.fullmatch(path.name) and path.name not in placed[LOGS]:
                     path.unlink()
         return {name: len(files) for name, files in placed.items()}
+
+    def _keep_earlier_events(self) -> None:
+        """Those that an earlier pull has brought of hosts of which none have come now stay, between the new
+        ones by their time: all hosts' are in one file."""
+        new, old, both = self.logs / EVENTS, self.folder / LOGS / EVENTS, self.logs / f"{EVENTS}.part"
+        if not new.exists() or not old.exists():
+            return
+        come = {(event.run, event.host) for event in events_in(new)}
+        runs = {run for run, _ in come}
+        earlier = (e for e in events_in(old) if e.run in runs and (e.run, e.host) not in come)
+        with both.open("wb") as file:
+            file.writelines(e.line for e in heapq.merge(events_in(new), earlier, key=lambda e: e.time))
+        both.replace(new)
 
     def _place(self, source: Path) -> set[str]:
         target = self.folder / source.name

@@ -28,11 +28,14 @@ class Heard:
     agents: Mapping[str, Agent]
     listings: Mapping[str, Listing] = field(default_factory=dict)
     away: dict[str, str] = field(default_factory=dict)  # hosts of which something is missing, and why
+    no_room: set[str] = field(default_factory=set)  # those of them that have more than there is room for here
     failed: bool = False  # something else has gone wrong, and was told
 
     @property
     def code(self) -> int:
-        return HostError.exit_code if self.away or self.found.elsewhere else int(self.failed)
+        if self.away.keys() - self.no_room or self.found.elsewhere:
+            return HostError.exit_code
+        return int(self.failed or bool(self.no_room))
 
     @property
     def near(self) -> list[str]:
@@ -48,8 +51,12 @@ class Heard:
 
     def miss(self, host: str, error: RingctlError) -> None:
         """Something of this host will be missing."""
-        self.away[host] = error.message
-        complain(f"{error.message}; its part is missing")
+        words = error.message
+        if isinstance(error, fetch.NoRoom):  # which names a folder of this machine
+            words = f"{host}: {words}"
+            self.no_room.add(host)
+        self.away[host] = words
+        complain(f"{words}; its part is missing")
         if error.fix:
             note(f"  {error.fix}")
 
@@ -93,10 +100,12 @@ def tell_elsewhere(chosen: Mapping[str, str]) -> None:
 
 
 def bring(heard: Heard, to: PullFolder, step: int | None) -> None:
-    """All there is, each into its place once all has come."""
+    """All there is, each into its place once all has come; NotHere if there is room for nothing of it."""
     model = bring_model(heard, to, step)
     bring_metrics(heard, to)
     whole_logs = bring_logs(heard, to)
+    if heard.no_room and model is None and not to.has_come():
+        raise fetch.NotHere(f"{to.folder}: there is no room for run {heard.found.run}")
     if model is not None:
         of, copy = model
         part = to.model_part(copy.sha256)
@@ -131,8 +140,9 @@ def bring_model(heard: Heard, to: PullFolder, step: int | None) -> Model | None:
             break
         heard.ask()
     if possible:
-        complain(f"no host has a whole model of step {', '.join(str(of.step) for of in possible)}")
         heard.failed = True
+        if not heard.no_room:  # else a host may have one, and was told of
+            complain(f"no host has a whole model of step {', '.join(str(of.step) for of in possible)}")
     else:
         tell_no_model(heard, known, step)
     return None
@@ -146,7 +156,7 @@ def first_whole(heard: Heard, to: PullFolder, of: Checkpoint) -> Copy | None:
         try:
             take(heard, to, of, copy)
         except fetch.NoRoom as error:
-            heard.miss(copy.host, HostError(copy.host, error.message))
+            heard.miss(copy.host, error)
         except (fetch.NotHere, fetch.Gone):
             raise
         except HostError as error:
@@ -210,13 +220,12 @@ def bring_logs(heard: Heard, to: PullFolder) -> bool:
         try:
             fetch.need_room(to.logs, 2 * events)  # all events, and the lines among them once more
             agents[name] = fetch.Bounded(heard.agents[name], events)
-        except fetch.NotHere as error:
+        except fetch.NoRoom as error:
             heard.miss(name, error)
     if not agents:
         return False
     try:
-        with fetch.writing(to.logs):
-            _, away = showlogs.save(heard.found, agents, to.logs)
+        _, away = showlogs.save(heard.found, agents, to.logs)
     except fetch.NotHere:
         raise
     except RingctlError as error:  # all of them have refused

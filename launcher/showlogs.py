@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
+import shutil
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from launcher import fold, history, render, retold, text, watch, watching
 from launcher.agent import Agent
 from launcher.diagnose import Cause, Tails
 from launcher.errors import HostError, InputError, RingctlError
+from launcher.fetch import NotHere, writing
 from launcher.follow import Place, Update, first, follow, newly_lost, presence
 from launcher.logs import Filter, fold_repeats, line_writer, visible
 from launcher.model import Event, RunState, from_json
@@ -26,6 +29,7 @@ from launcher.told import unwritten
 
 MOST_MISSED = 100  # attempts that are looked for; what a host says of their number may be nonsense
 START_S = 15.0  # by then all hosts have started what one of them has
+HELD_BYTES = 4 << 20  # of a log that is written to files, before they are opened
 
 
 @dataclass(frozen=True)
@@ -270,8 +274,7 @@ def moved_on(state: RunState | None, attempt: int, away: Mapping[str, str]) -> b
 
 def download(found: Found, agents: Mapping[str, Agent], target: Path, *, attempt: int = 0) -> int:
     """Write DIR/<run>/, and tell whose part of it is missing."""
-    with closed_to_others():
-        folder = new_folder(target / found.run)
+    with new_folder(target / found.run) as folder:
         files, away = save(found, agents, folder, attempt=attempt)
     for reason in away.values():
         print(f"error: {reason}; its part is missing", file=sys.stderr)
@@ -279,14 +282,28 @@ def download(found: Found, agents: Mapping[str, Agent], target: Path, *, attempt
     return HostError.exit_code if away else 0
 
 
-def new_folder(folder: Path) -> Path:
+@contextlib.contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """One that is ours alone. If this machine cannot take all of what is to be in it, it is not left there
+    with a part of it."""
+    with closed_to_others():
+        make_folder(folder)
+        try:
+            yield folder
+        except NotHere:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+
+def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
         raise InputError(f"{folder} is there already; name another folder") from None
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NotHere(f"{folder}: {error.strerror}") from None
         raise InputError(f"{folder}: {error.strerror}; name another folder") from None
-    return folder
 
 
 def save(
@@ -310,21 +327,44 @@ def save(
 
 def write_files(pages: Iterable[Sequence[Event]], folder: Path) -> int:
     """Write events.jsonl in merged order, and what each rank wrote, byte for byte: how many files."""
-    files: dict[str, BinaryIO] = {}
-    with contextlib.ExitStack() as stack:
-
-        def file(name: str) -> BinaryIO:
-            if name not in files:
-                files[name] = stack.enter_context(open(folder / name, "wb"))
-            return files[name]
-
+    files = Files(folder)
+    try:
         for event in (event for page in pages for event in page):
-            file("events.jsonl").write(text.json_line(event.to_json()).encode() + b"\n")
+            files.add("events.jsonl", text.json_line(event.to_json()).encode() + b"\n")
             if event.kind == "line":
                 data = event.data["text"] + event.data.get("end", "\n")
                 name = f"rank{event.rank}.{event.data['stream']}.log"
-                file(name).write(data.encode("utf-8", "surrogateescape"))
-    return len(files)
+                files.add(name, data.encode("utf-8", "surrogateescape"))
+    finally:
+        files.write()
+    return len(files.names)
+
+
+class Files:
+    """New files in a folder, which grow side by side. One is open at a time: a run may have more ranks, with
+    two files each, than a process may have files open. So that each is not opened for every line, what comes
+    is held for a while."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.names: set[str] = set()
+        self._held: dict[str, list[bytes]] = {}
+        self._bytes = 0
+
+    def add(self, name: str, data: bytes) -> None:
+        self._held.setdefault(name, []).append(data)
+        self._bytes += len(data)
+        if self._bytes >= HELD_BYTES:
+            self.write()
+
+    def write(self) -> None:
+        """What is held. Of what this machine cannot take, the rest is not tried again."""
+        held, self._held, self._bytes = self._held, {}, 0
+        self.names |= held.keys()
+        with writing(self.folder):
+            for name, pieces in held.items():
+                with open(self.folder / name, "ab") as file:
+                    file.writelines(pieces)
 
 
 def writer(look: Look) -> Callable[[list[Event]], None]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import sqlite3
 import sys
@@ -190,9 +191,8 @@ class Tape:
         self._db.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
         self._db.execute(f"PRAGMA journal_size_limit={database.MOST_WAL}")
         ask = self._db.execute
-        row = ask("SELECT state, summary FROM runs WHERE run = ?", (self.run,)).fetchone()
+        row = ask("SELECT summary FROM runs WHERE run = ?", (self.run,)).fetchone()
         self._summary = Summary(json.loads(row["summary"]) if row else {})
-        self._state = row["state"] if row else ""
         chunk = ask("SELECT * FROM chunks WHERE run = ? ORDER BY first DESC LIMIT 1", (self.run,)).fetchone()
         upto = ask("SELECT coalesce(max(upto), 0) FROM attempts WHERE run = ?", (self.run,)).fetchone()
         self.last: int = upto[0]  # of a log that was pruned
@@ -202,7 +202,7 @@ class Tape:
             self._open = zlib.decompress(chunk["data"])
         counts = ask("SELECT attempt, rank, kind, count FROM series WHERE run = ?", (self.run,))
         self._counts = {(row["attempt"], row["rank"], row["kind"]): row["count"] for row in counts}
-        self._folded_at = 0.0
+        self._folded, self._folded_at = (0, ""), 0.0  # what was last written down, and when
 
     def __enter__(self) -> Tape:
         return self
@@ -231,7 +231,8 @@ class Tape:
         metrics = [(first + n, event) for n, event in enumerate(events) if event.kind == "metric"]
         for _, event in metrics:
             self._summary.add(event)
-        due = folded.state != self._state or time.monotonic() > self._folded_at + FOLDED_S
+        now = folded.attempt, folded.state
+        due = now != self._folded or time.monotonic() > self._folded_at + FOLDED_S
         with told(history.file()), database.transaction(self._db):
             chunk = self._chunk(events)
             counts = self._metrics(metrics)
@@ -244,7 +245,7 @@ class Tape:
         self._counts |= counts
         self.last += len(events)
         if due:
-            self._state, self._folded_at = folded.state, time.monotonic()
+            self._folded, self._folded_at = now, time.monotonic()
         return first
 
     def _chunk(self, events: Sequence[Event]) -> tuple[int, int, bytes]:
@@ -346,8 +347,7 @@ def whole_chunks(run: str, after: int, enough: int, most: int = sys.maxsize) -> 
     found: list[tuple[int, Event]] = []
     size = 0
     for first, rows in upwards(run, after):
-        new = max(first, after + 1)
-        for id_, row in enumerate(rows[new - first :], new):
+        for id_, row in enumerate(rows, first):
             found.append((id_, decoded(run, row)))
             size += len(row)
             if size >= most:
@@ -361,27 +361,30 @@ Chunks = Iterator[tuple[int, list[bytes]]]  # the number of the first, and the t
 
 
 def upwards(run: str, after: int, flags: int = ~0) -> Chunks:
-    """Those with one of these flags; or all, also of metrics alone, which have none."""
+    """Those with one of these flags; or all, also of metrics alone, which have none. One that has grown since
+    it was read comes once more, with what is new in it, before any that has begun since."""
     words = """SELECT first, data FROM chunks WHERE run = ?
         AND first >= (SELECT coalesce(max(first), 0) FROM chunks WHERE run = ? AND first <= ?)
-        AND last > ? AND (flags | 8) & ? AND first > ? ORDER BY first LIMIT 1"""
-    return chunks(words, lambda at: (run, run, after + 1, after, flags, at), 0)
+        AND last > ? AND (flags | 8) & ? ORDER BY first LIMIT 1"""
+    while chunk := one_chunk(words, (run, run, after + 1, after, flags)):
+        first, rows = chunk
+        new = max(first, after + 1)
+        yield new, rows[new - first :]
+        after = first + len(rows) - 1
 
 
 def downwards(run: str, before: int, flags: int = ~0) -> Chunks:
     words = """SELECT first, data FROM chunks WHERE run = ? AND first < ? AND (flags | 8) & ?
         ORDER BY first DESC LIMIT 1"""
-    return chunks(words, lambda at: (run, at, flags), before)
+    while chunk := one_chunk(words, (run, before, flags)):
+        yield chunk
+        before = chunk[0]
 
 
-def chunks(words: str, values: Callable[[int], tuple[Any, ...]], at: int) -> Chunks:
-    """One after the other, with one question each: nobody waits for whoever reads slowly."""
-    while True:
-        row = history.ask(lambda db, at=at: db.execute(words, values(at)).fetchone(), None)  # type: ignore[misc]  # a lambda with a default
-        if row is None:
-            return
-        at = int(row["first"])
-        yield at, zlib.decompress(row["data"]).split(b"\n")[:-1]
+def one_chunk(words: str, values: tuple[Any, ...]) -> tuple[int, list[bytes]] | None:
+    """With a question of its own: nobody waits for whoever reads slowly."""
+    row = history.ask(lambda db: db.execute(words, values).fetchone(), None)
+    return (int(row["first"]), zlib.decompress(row["data"]).split(b"\n")[:-1]) if row else None
 
 
 @dataclass(frozen=True)
@@ -399,12 +402,14 @@ class Wanted:
     """Which lines are looked for."""
 
     head: re.Pattern[bytes]
+    since: float
     stream: str | None
     needle: bytes  # in lower case; b"" where the bytes tell nothing
     search: Callable[[str], object] | None
 
     def line(self, id_: int, row: bytes, run: str) -> Line | None:
-        if not self.head.match(row) or not self.may_be(row):
+        head = self.head.match(row)
+        if not head or not self.may_be(row) or float(head["time"]) < self.since:
             return None
         line = line_of(id_, decoded(run, row))
         if line is None or (self.stream and line[5] != self.stream):
@@ -419,7 +424,12 @@ class Wanted:
 
 
 def wanted(
-    rank: Collection[int] | None, host: Collection[str] | None, stream: str | None, search: str, regex: bool
+    rank: Collection[int] | None,
+    host: Collection[str] | None,
+    since: float,
+    stream: str | None,
+    search: str,
+    regex: bool,
 ) -> Wanted:
     """Decides most by the bytes alone: decoding each line would take ten times as long."""
     hosts = "|".join(re.escape(encode(name)) for name in host) if host else r'"(?:[^"\\]|\\.)*"'
@@ -428,10 +438,10 @@ def wanted(
     if search:
         low = search.lower()
         look = re.compile(search).search if regex else lambda text: low in text.lower()
-    head = re.compile(rf'\["line",(?:{hosts}),(?:{ranks}),'.encode())
+    head = re.compile(rf'\["line",(?:{hosts}),(?:{ranks}),\d+,(?P<time>[^,]+),'.encode())
     # Written as \u00c4, what is not ASCII has another lower case.
     needle = encode(search.lower())[1:-1].encode() if search.isascii() and not regex else b""
-    return Wanted(head, stream, needle, look)
+    return Wanted(head, since, stream, needle, look)
 
 
 def lines(
@@ -442,13 +452,15 @@ def lines(
     limit: int = 500,
     rank: Collection[int] | None = None,
     host: Collection[str] | None = None,
+    since: float = -math.inf,
     stream: str | None = None,
     search: str = "",
     regex: bool = False,
 ) -> Page:
     """The newest lines, those just `before` an event, or those that come `after` one. Only so much of the log
-    is looked through at a time, and brought: there may be `more` also where few are found."""
-    look = wanted(rank, host, stream, search, regex)
+    is looked through at a time, and brought: there may be `more` also where few are found. Those `since` a
+    moment are not only the last: what a host that was away has said comes late."""
+    look = wanted(rank, host, since, stream, search, regex)
     flags = {"out": OUT, "err": ERR}.get(stream or "", OUT | ERR)
     if after is not None:
         return page_up(run, upwards(run, after, flags), look, after, limit)
@@ -478,11 +490,11 @@ def page_up(run: str, chunks: Chunks, look: Wanted, after: int, limit: int) -> P
     found: list[Line] = []
     seen, size, end, newest = 0, 0, after, last(run)  # asked first: what comes meanwhile may not be looked at
     for first, rows in chunks:
-        for id_ in range(max(first, after + 1), first + len(rows)):
-            line = look.line(id_, rows[id_ - first], run)
+        for id_, row in enumerate(rows, first):
+            line = look.line(id_, row, run)
             if line is not None:
                 found.append(line)
-                size += len(rows[id_ - first])
+                size += len(row)
                 if len(found) == limit or size >= MOST_BYTES:
                     return Page(found, after + 1, id_, more=True)
         end, seen = first + len(rows) - 1, seen + sum(map(len, rows))
@@ -571,13 +583,14 @@ def folded(run: str, attempt: int = 0) -> RunState | None:
 
 
 def unfolded(run: str, attempt: int) -> list[Event]:
-    """What has happened in an attempt since its state was last written down, but for lines."""
-    words = "SELECT coalesce(max(upto), 0) FROM attempts WHERE run = ? AND attempt <= ?"
-    upto = int(history.ask(lambda db: db.execute(words, (run, attempt)).fetchone()[0], 0))
+    """What has happened in an attempt since its state was last written down, but for lines. (That of an
+    earlier one may have been written down again since, if a host came back: it says nothing of this one.)"""
+    words = "SELECT upto FROM attempts WHERE run = ? AND attempt <= ? ORDER BY attempt DESC LIMIT 1"
+    known = history.ask(lambda db: db.execute(words, (run, attempt)).fetchone(), None)
     found = [
         decoded(run, row)
-        for first, rows in upwards(run, upto)
-        for row in rows[max(0, upto + 1 - first) :]
+        for _, rows in upwards(run, known["upto"] if known else 0)
+        for row in rows
         if not row.startswith(b'["line"')
     ]
     return [event for event in found if event.attempt == attempt]
@@ -586,16 +599,19 @@ def unfolded(run: str, attempt: int) -> list[Event]:
 def last_words(run: str, attempt: int) -> list[Event]:
     """The newest events of an attempt, as many as say why it failed; and, of those before them, what was said
     on stderr or tells of a failure. In order."""
+    if folded(run, attempt) is None:
+        return []  # it has none yet: nobody need look through those of the attempt before
     found: list[list[Event]] = []
     rest = LAST_EVENTS
     flags, before = ~0, last(run) + 1
     while rest > 0:
         first, rows = next(downwards(run, before, flags), (0, []))
-        its = [event for row in rows if (event := decoded(run, row)).attempt == attempt]
-        if not its:
+        if not rows:
             break
+        its = [event for row in rows if (event := decoded(run, row)).attempt == attempt]
         found.append([e for e in its if flags == ~0 or (e.kind in ASIDE and e.data.get("stream") != "out")])
-        before, rest = first, rest - (len(its) if flags == ~0 else EARLIER_CHUNK)
+        # One with none of its events is passed: what a host that was away has of another attempt comes late.
+        before, rest = first, rest - (len(its) if its and flags == ~0 else EARLIER_CHUNK)
         if rest <= 0 and flags == ~0:
             flags, rest = ERR | TELLING, LAST_EVENTS
     return [event for chunk in reversed(found) for event in chunk]

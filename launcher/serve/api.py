@@ -110,6 +110,7 @@ def log(call: Call) -> dict[str, Any]:
         limit=wanted["limit"],
         rank=None if wanted["rank"] is None else {wanted["rank"]},
         host={wanted["host"]} if wanted["host"] else None,
+        since=wanted["since"],
         stream=wanted["stream"],
         search=wanted["search"],
     )

@@ -86,6 +86,7 @@ OF_LOG = (
     whole("limit", 1, 5000, 500),
     whole("rank", 0, 10**6),
     text("host"),
+    whole("since", 0, MOST_ID, 0),
     Param("stream", {"type": "string", "enum": ["out", "err"]}),
     text("search"),
 )

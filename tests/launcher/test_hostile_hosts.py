@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import random
+import resource
 import socket
 import subprocess
 import threading
@@ -13,17 +15,18 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import paramiko
 import pytest
 
-from launcher import history, showlogs, watch
+from launcher import environment, history, kit, showlogs, watch
 from launcher.agent import Agent
 from launcher.cli_remote_logs import checked, event_of
 from launcher.client import Client, Nonsense
 from launcher.errors import HostError, RingctlError
-from launcher.follow import follow
+from launcher.follow import Decoder, Piece, Reader, follow
 from launcher.model import Event, Host, HostPlan, Inventory, Plan, RankSpec, RankState, RunState
 from launcher.plan import LaunchOptions
 from launcher.push import push, take
@@ -309,6 +312,82 @@ def test_one_host_that_lies_does_not_keep_the_others_from_being_heard() -> None:
     assert lost["liar"].startswith("its events cannot be read: ")
 
 
+class Forgetful(Liar):
+    """A host that says that it lacks our files, however often they are put there, until it has `whole`."""
+
+    def __init__(self, whole: Path) -> None:
+        lacks = f"[ -e {whole} ] || {{ printf %s '{kit.MISSING.decode()}'; exit 1; }}"
+        super().__init__(f"cat >/dev/null; {lacks}\n{telling(CURSOR, LINE, END)}")
+        self.installs = 0
+
+    def install(self) -> None:
+        self.installs += 1
+
+
+def test_a_host_that_always_lacks_our_files_gets_them_once_and_then_counts_as_away(tmp_path: Path) -> None:
+    lacking = "liar: ringctl's files have been put there, and it says that they are missing"
+    host = Forgetful(tmp_path / "whole")
+    agents = {"liar": Agent(host.host, host)}
+    for update in follow(agents, "r1", live=False):
+        assert host.installs < 2
+        last = update
+    assert (last.away, host.installs) == ({"liar": lacking}, 1)
+    away, seen = [], []
+    for update in follow(agents, "r1", live=True):
+        assert host.installs < 10
+        away += [update.away.get("liar")]
+        seen += update.events
+        if update.away:
+            (tmp_path / "whole").touch()
+    assert lacking in away, "it is said to whoever waits"
+    assert [event.data.get("text") for event in seen] == ["x"], "who waits hears of it once it is mended"
+
+
+def every(seconds: float, times: int, line: Any) -> str:
+    said = json.dumps(line, separators=(",", ":"))
+    return f"\nfor i in $(seq {times}); do echo '{said}'; sleep {seconds}; done"
+
+
+def test_only_what_is_in_a_log_keeps_one_listening_who_does_not_wait_for_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not what is said about it. One that comes slowly is heard to its end, also if it is not believed."""
+    monkeypatch.setattr("launcher.follow.ANSWER_S", 2.0)
+    others = {**LINE, "rank": 1}
+    slow = telling(CURSOR) + every(0.25, 11, others) + f"\necho '{json.dumps(END, separators=(',', ':'))}'"
+    agents = two(slow, telling(CURSOR) + every(0.25, 1000, CURSOR))
+    began = time.monotonic()
+    for update in follow(agents, "r1", live=False, rank_hosts={0: "good"}):
+        assert time.monotonic() < began + 60
+        last = update
+    assert last.away == {"liar": "liar: nothing whole has come for 2 s"}
+    assert last.lost == {}
+
+
+def test_time_that_is_spent_showing_a_log_does_not_count_against_its_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, spent = time.monotonic, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: real() + spent[0])
+
+    class Shown(queue.Queue[Piece]):
+        """By a pager, in which somebody reads for an hour."""
+
+        def put(self, item: Piece, block: bool = True, timeout: float | None = None) -> None:
+            spent[0] += 3600.0
+            super().put(item, block, timeout)
+
+    line = json.dumps(LINE, separators=(",", ":"))
+    halves = f"\nsleep 0.3; printf %s '{line[:20]}'; sleep 0.3; echo '{line[20:]}'; sleep 0.3; "
+    agent = liar(telling(CURSOR) + halves + f"echo '{json.dumps(END, separators=(',', ':'))}'")
+    pieces, request = Shown(), {"run": "r1", "follow": False, "attempt": 0}
+    Reader(agent, request, Decoder("r1", "liar"), pieces, threading.Event()).run()
+    heard = list(pieces.queue)
+    assert [piece.away for piece in heard if piece.away] == []
+    assert [event.data["text"] for piece in heard for event in piece.events] == ["x"]
+    assert heard[-1].over
+
+
 DEEP: Any = 1
 for _ in range(400):
     DEEP = {"a": DEEP}
@@ -506,6 +585,41 @@ def test_a_host_that_says_it_stopped_and_goes_on_is_named_and_not_waited_for(
     assert "liar" in outcome.away
 
 
+# --- Environments --------------------------------------------------------------------------------
+
+
+def test_a_host_that_creates_an_environment_without_end_is_given_up_after_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(environment, "SILENCE_S", 1.0)
+    ready, busy = ('{"ready": null}', '{"kind":"output","text":"still at it"}')
+    script = f"echo {MARK}; [ $2 = create ] || exec echo '{ready}'; while echo '{busy}'; do sleep 0.1; done"
+    said: list[str] = []
+    began = time.monotonic()
+    spec = environment.Spec("x", "name: x\n", "d", "3.11", (), ())
+    agents = {"liar": liar(script)}
+    result = environment.create(
+        agents, spec, 0.5, lambda _, line: said.append(line), lambda: time.monotonic() > began + 30
+    )["liar"]
+    assert isinstance(result, HostError)
+    assert result.message == "liar: it was not done after 0.5 s, nor did it end; it is given up"
+    assert "still at it" in said
+
+
+def test_the_time_of_a_host_that_creates_stands_still_while_ringctl_is_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, come = [0.0], [b"a", b"b", b""]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+
+    def read(_: float) -> bytes:
+        clock[0] += 3600.0  # Ctrl-Z
+        return come.pop(0)
+
+    channel: Any = SimpleNamespace(read=read)
+    assert list(environment.pieces_of(channel, "a", 1.0, lambda: False)) == [b"a", b"b"]
+
+
 # --- What is no SSH server -----------------------------------------------------------------------
 
 NOISE = random.Random(7).randbytes(4000)
@@ -590,6 +704,30 @@ def test_of_ten_thousand_hosts_one_can_be_used(tmp_path: Path) -> None:
     assert [host["host"] for host in plan["hosts"]] == ["here"]
     said = ringctl("launch", *options, "--world", "10003", "--", "true", code=2).stderr
     assert "more than the 10002 slots" in said
+
+
+def test_more_files_than_can_be_open_at_once_are_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(showlogs, "HELD_BYTES", 20_000)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    ranks, lines = range(200), range(3)
+    page = [
+        Event("line", 1.0, "r1", 1, "h", rank, {"stream": stream, "text": f"{line} of {rank}"})
+        for line in lines
+        for rank in ranks
+        for stream in ("out", "err")
+    ]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
+    try:
+        assert showlogs.write_files([page], tmp_path) == 401
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    for rank in ranks:
+        for stream in ("out", "err"):
+            written = (tmp_path / f"rank{rank}.{stream}.log").read_text()
+            assert written == "".join(f"{line} of {rank}\n" for line in lines)
+    assert len((tmp_path / "events.jsonl").read_text().splitlines()) == len(page)
 
 
 def change(path: Path, **changes: Any) -> None:

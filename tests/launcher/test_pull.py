@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +21,23 @@ from launcher import cli_pull, fetch, kit, pull, pulling, runs
 from launcher.agent import Agent, agents_for
 from launcher.errors import HostError, InputError, RingctlError
 from launcher.follow import follow
+from launcher.model import Host
 from launcher.pull import FileAbout, Listing, Manifest, StepOnHost
 from launcher.pullfolder import PullFolder
 from launcher.transport import Pool
 from tests.launcher import hosts
 from tests.launcher.conftest import become_controller
 from tests.launcher.hosts import OURS, Hosts, inventory
-from tests.launcher.ringctl import detach, launch, ringctl, run_folder, start, wait_for, wait_until_final
+from tests.launcher.ringctl import (
+    RINGCTL,
+    detach,
+    launch,
+    ringctl,
+    run_folder,
+    start,
+    wait_for,
+    wait_until_final,
+)
 
 # Saves the steps in $0 as the trainer does, a model of $1 bytes on each host, and a line of metrics.
 SAVE = r"""
@@ -662,6 +673,25 @@ def test_of_a_host_that_broke_off_while_it_sent_its_log_nothing_is_kept(tmp_path
         assert (to.logs / "events.jsonl").read_text() == lines[1]
 
 
+def test_events_of_a_host_that_is_away_stay_where_an_earlier_pull_has_put_them(tmp_path: Path) -> None:
+    def said(time: float, host: str, text: str, run: str = "r") -> str:
+        return json.dumps({"time": time, "run": run, "host": host, "text": text}) + "\n"
+
+    to, events = PullFolder(tmp_path), tmp_path / "logs" / "events.jsonl"
+    events.parent.mkdir()
+    theirs = [said(2.0, "b", "two"), said(4.0, "b", "four")]
+    mine = [said(1.0, "a", "one"), said(3.0, "a", "three"), said(5.0, "a", "five")]
+    of_another = said(1.0, "b", "one", run="another")
+    events.write_text(of_another + mine[0] + theirs[0] + "no event\n" + mine[1] + theirs[1])
+    with to.open():
+        (to.logs / "events.jsonl").write_text("".join(mine))
+        to.place_rest(whole_logs=False)
+        assert events.read_text() == "".join((mine[0], theirs[0], mine[1], theirs[1], mine[2]))
+        (to.logs / "events.jsonl").write_text("".join(mine))
+        to.place_rest(whole_logs=True)
+        assert events.read_text() == "".join(mine)
+
+
 def test_a_host_that_claims_more_than_this_disk_holds_gives_way_to_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -678,6 +708,48 @@ def test_a_host_that_claims_more_than_this_disk_holds_gives_way_to_the_next(
     assert "honest has it too, and is asked" in capsys.readouterr().err
     older = SimpleNamespace(step=2, models=(pull.Copy("liar", 1, "0"),))
     assert pulling.first_whole(heard, PullFolder(tmp_path), older) is None, "it is not asked again"  # type: ignore[arg-type]  # as above
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a disk")
+def test_a_disk_without_room_is_named_and_nothing_is_said_to_be_there_that_is_not(tmp_path: Path) -> None:
+    run = detach(["sh", "-c", '"$@"; seq 1 5000', "sh", *saving("2", 20_000)], world=1)
+    wait_until_final(run)
+
+    disk, target = tmp_path / "disk", str(tmp_path / "disk" / "results")
+    disk.mkdir()
+
+    def on_a_disk_of(size: str, *args: str) -> tuple[str, str, set[str]]:
+        """What ringctl says, and the names of the files that are left."""
+        find = f"find {disk} -type f -printf '%f\\n' >{tmp_path}/left"
+        script = f'mount -t tmpfs -o size={size} tmpfs {disk} && "$@"; code=$?; {find}; exit $code'
+        command = ["unshare", "-m", "sh", "-c", script, "sh", *RINGCTL, *args]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 1, done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stdout, done.stderr, set((tmp_path / "left").read_text().split())
+
+    out, said, left = on_a_disk_of("16k", "pull", run, target)
+    assert f"error: {target}: there is no room for run {run}" in said
+    assert (out, left) == ("", set())
+    out, said, left = on_a_disk_of("64k", "pull", run, target)
+    assert f"error: {target}: there is no room for all of run {run}; what has come is there" in said
+    assert f"run {run} is in" not in out
+    assert {"model.pt", "checkpoint.json"} <= left
+    out, said, left = on_a_disk_of("64k", "logs", run, "--download", target)
+    assert said == f"error: {target}/{run}: No space left on device\n"
+    assert (out, left) == ("", set())
+
+
+def test_a_disk_without_room_is_no_host_that_is_away(tmp_path: Path) -> None:
+    its = tuple(Host(name, "10.0.0.1") for name in ("a", "b"))
+    agents: Any = dict.fromkeys(("a", "b"))
+    heard = pulling.Heard(runs.Found("r", "", its, 1.0), agents)
+    with pytest.raises(fetch.NoRoom) as caught:
+        fetch.need_room(tmp_path, 10**18)
+    heard.miss("a", caught.value)
+    assert (heard.code, heard.near) == (1, ["b"])
+    heard.miss("b", HostError("b", "the connection was lost"))
+    assert heard.code == 4
 
 
 def test_a_host_that_tells_of_more_checkpoints_or_metrics_than_any_has_makes_no_sense() -> None:

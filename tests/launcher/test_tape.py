@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -350,6 +352,22 @@ def test_the_last_words_of_an_attempt_hold_older_errors_too(
     assert tape.last_words(RUN, 2) == []
 
 
+def test_late_events_of_one_attempt_hide_nothing_of_the_next(book: tape.Tape) -> None:
+    """A host was away, and is asked for the rest of the first attempt while the second goes on."""
+    second = replace(STATE, attempt=2)
+    started = [Event("rank_started", 5.0, RUN, 2, f"h{rank}", rank, {"pid": 3}) for rank in (0, 1)]
+    exited = Event("rank_exited", 6.0, RUN, 2, "h0", 0, {"code": 1})
+    said = Event("line", 6.0, RUN, 2, "h0", 0, {"stream": "err", "text": "Traceback"})
+    record(book, [line(1)])
+    book.append(started[:1], 2, {}, second)
+    book.append([said, started[1], exited], 2, {}, second)
+    record(book, [line(n, text="x" * tape.CHUNK_BYTES) for n in (2, 3)])
+    book.finish(Outcome(fold.as_lost(STATE), None), gap=True)
+    assert tape.folded(RUN, 2) == second, "it is written down with the first of its events"
+    assert tape.unfolded(RUN, 2) == [started[1], exited]
+    assert tape.last_words(RUN, 2) == [*started[:1], said, started[1], exited]
+
+
 def test_what_comes_while_a_page_is_read_is_not_passed_over(
     book: tape.Tape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -364,3 +382,32 @@ def test_what_comes_while_a_page_is_read_is_not_passed_over(
     page = tape.lines(RUN, after=0)
     after = tape.lines(RUN, after=page.last)
     assert texts(page) + texts(after) == [f"line {number}" for number in range(4)]
+
+
+@pytest.mark.parametrize(
+    "read", [lambda: tape.events(RUN), lambda: tape.lines(RUN, after=0).lines], ids=["events", "lines"]
+)
+def test_what_comes_between_two_chunks_that_are_read_is_not_passed_over(
+    book: tape.Tape, monkeypatch: pytest.MonkeyPatch, read: Callable[[], Sequence[Sequence[object]]]
+) -> None:
+    """The chunk that was read last grows, and another begins."""
+    record(book, [line(1), line(2)])
+    come = iter([[line(3)], [line(4, text="x" * tape.CHUNK_BYTES)]])
+    one_chunk = tape.one_chunk
+
+    def and_more_comes(words: str, values: tuple[Any, ...]) -> tuple[int, list[bytes]] | None:
+        found = one_chunk(words, values)
+        for events in come:
+            record(book, events)
+        return found
+
+    monkeypatch.setattr(tape, "one_chunk", and_more_comes)
+    assert [each[0] for each in read()] == [1, 2, 3, 4]
+    assert [first for first, _ in tape.upwards(RUN, 0)] == [1, 4]
+
+
+def test_lines_since_a_moment_are_found_also_behind_older_ones_that_came_late(book: tape.Tape) -> None:
+    record(book, [line(10), line(20), *(line(number, rank=1) for number in range(8, 25))])
+    assert [each[1] for each in tape.lines(RUN, since=20.0, rank=[0]).lines] == [20.0]
+    assert [each[1] for each in tape.lines(RUN, since=20.0, after=0).lines] == [20.0, *range(20, 25)]
+    assert [each[1] for each in tape.lines(RUN, since=20.5, limit=2).lines] == [23.0, 24.0]

@@ -12,17 +12,24 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 
-from launcher import cli, cli_remote, cli_submit, client, history
+from launcher import cli, cli_remote, cli_remote_logs, cli_submit, client, fold, history, showlogs, tape
+from launcher.cli_remote_logs import AT_ONCE
+from launcher.model import Event, Host, Inventory
+from launcher.plan import LaunchOptions
 from launcher.serve import children
+from launcher.watch import Outcome
 from tests.launcher.ringctl import RINGCTL, ringctl, wait_for
 from tests.launcher.serve.service import Service, serving
+from tests.launcher.test_tape import PLAN
 from tests.launcher.test_terminals import Terminal
 
 SPEAKS = """
@@ -141,6 +148,40 @@ def test_lines_are_chosen_as_without_a_service(spoken: tuple[Service, str], at_t
         assert (
             f"{wrong[0]} {wrong[1]}: " in ringctl("--server", service.url, "logs", run, *wrong, code=2).stderr
         )
+
+
+@pytest.mark.parametrize("tail", [0, 2])
+@pytest.mark.parametrize("as_json", [False, True])
+def test_an_attempt_that_begins_while_the_last_lines_are_looked_for_is_followed_from_its_first_line(
+    spoken: tuple[Service, str],
+    at_the_door: Service,
+    capfd: pytest.CaptureFixture[str],
+    tail: int,
+    as_json: bool,
+) -> None:
+    run, look = spoken[1], showlogs.Look(as_json=as_json, prefix=True, timestamps=False, tail=tail)
+    second = asked(at_the_door, "logs", run, *["--json"] * as_json).splitlines()
+    cli_remote_logs.follow_run(at_the_door.client(), run, look=look, since=1)
+    shown = capfd.readouterr().out.splitlines()
+    assert (shown[tail:], len(shown)) == (second, tail + len(second))
+
+
+def test_lines_since_a_moment_are_shown_also_if_a_host_brought_older_ones_after_them() -> None:
+    history.remember(
+        PLAN, Inventory((Host("h0"), Host("h1")), "h0"), LaunchOptions(PLAN.run, "", ("true",), "/")
+    )
+    state, now = replace(fold.initial(PLAN), state="failed"), time.time()
+
+    def said(when: float, rank: int, text: str) -> Event:
+        return Event("line", when, PLAN.run, 1, f"h{rank}", rank, {"stream": "out", "text": text})
+
+    with tape.Tape(PLAN.run) as book:
+        book.append([said(now, 0, "new"), *[said(now - 7200, 1, "old")] * AT_ONCE], 1, {}, state)
+        book.append([said(now, 1, "new too")], 1, {}, state)
+        book.finish(Outcome(state, None))
+    history.mark(PLAN.run, "failed", error="", attempt=1)
+    with serving() as service:
+        assert asked(service, "logs", PLAN.run, "--since", "1h") == "[0 h0] new\n[1 h1] new too\n"
 
 
 def test_events_and_files_are_as_without_a_service(
