@@ -161,8 +161,8 @@ def restart(run: str, world: int | None, grow: bool, i_know: bool, detach: bool,
     if world is not None and grow:
         raise InputError("--grow means as many ranks as it was launched with; leave out --world")
     with watching.Again(known_here(run)) as again, contextlib.ExitStack() as afterwards:
-        announce(again)
         with telling("nothing was touched"):
+            announce(again)
             asked, found = asked_again(again.run, world, grow, i_know)
         if not found.is_over or watching.read(found.run):
             look_before(found, asked)
@@ -179,14 +179,16 @@ def restart(run: str, world: int | None, grow: bool, i_know: bool, detach: bool,
 
 def announce(again: Again) -> None:
     """To the run's hosts, before it is looked at: a stop from another machine calls it off there. Who cannot
-    be told is asked for more later, or was not needed."""
+    be reached is asked for more later, or was not needed."""
     from launcher import history
     from launcher.agent import agents_for
     from launcher.fanout import fan_out
 
     record = history.read(again.run)
     agents = agents_for((*record.former, *record.hosts), pool()) if record else {}
-    fan_out(agents, lambda name: agents[name].announce(again.run, again.token))
+    for error in fan_out(agents, lambda name: agents[name].announce(again.run, again.token)).values():
+        if isinstance(error, RingctlError) and not isinstance(error, HostError):
+            raise error  # a full disk, say: nothing would start there either
 
 
 def known_here(reference: str) -> str:

@@ -23,7 +23,7 @@ from launcher.hostword import MAY_BE, stop_word
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from typing import Any
 
 EXIT_KEYS = ("state", "exit_code", "signal", "reason")
@@ -33,11 +33,8 @@ FINAL_EVENTS = (RANK_EXITED, b'{"kind":"host_finished"')
 def close_books(folder: str, reason: str, left: Sequence[dict[str, Any]] = (), unwritten: int = 0) -> None:
     """Give every rank its final event, and the run its final state, if its supervisor did not live to. `left`
     are processes that could not be ended; `unwritten` lines of the log are lost, MAY_BE if nobody knows."""
-    import fcntl
-
-    lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = lock_books(folder)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
         unwritten = unwritten or (MAY_BE if is_full(folder) else 0)
         remove_file(room_file(folder))
         remove_leftovers(os.path.join(folder, "state.json"))
@@ -58,6 +55,30 @@ def close_books(folder: str, reason: str, left: Sequence[dict[str, Any]] = (), u
         state.update(state=final, ended=time.time(), cause=reason, left=list(left), unwritten=unwritten)
         log_ends(folder, state, told)
         replace_file(os.path.join(folder, "state.json"), json.dumps(state).encode())
+    finally:
+        os.close(lock)
+
+
+def lock_books(folder: str) -> int:
+    import fcntl
+
+    lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
+
+
+def log_last_words(folder: str, attempt: int, words: Iterator[bytes]) -> bool:
+    """Write what ranks said that their supervisor did not live to write; whether all of it is."""
+    lock = lock_books(folder)
+    try:
+        state = read_json(os.path.join(folder, "state.json"))
+        if state is None or state["state"] in FINAL or int(state["attempt"]) != attempt:
+            return True  # somebody else has closed them
+        log = None
+        for said in words:
+            log = log or EventLog(folder, attempt)
+            log.write(said)
+        return log is None or log.finish()
     finally:
         os.close(lock)
 

@@ -8,6 +8,9 @@ import stat
 from launcher.hostanswer import Refused
 from launcher.hostruns import home_folder
 
+WORK = "work"  # in a run's folder: its copy of the code
+HALF = ".half"  # while it is made
+
 
 def copy_code(digest: str, target: str) -> None:
     """A run's own copy of a snapshot: what it writes there stays with the run, and the snapshot as it was.
@@ -17,7 +20,7 @@ def copy_code(digest: str, target: str) -> None:
     if not digest:
         os.mkdir(target, 0o700)
         return
-    source, half = os.path.join(home_folder(), "code", digest), target + ".half"
+    source, half = os.path.join(home_folder(), "code", digest), target + HALF
     if not os.path.isdir(source):
         raise Refused("the code of this run is not on this host; push it again")
     shutil.rmtree(half, ignore_errors=True)  # that of a start which was killed
@@ -30,6 +33,13 @@ def copy_code(digest: str, target: str) -> None:
         if isinstance(error, OSError):
             raise Refused(f"the run's code cannot be copied: {why_not_copied(error)}") from None
         raise
+
+
+def remove_half(folder: str) -> None:
+    """What a copy that was cut short has left in a run's folder."""
+    import shutil
+
+    shutil.rmtree(os.path.join(folder, WORK + HALF), ignore_errors=True)
 
 
 def make_writable(folder: str) -> None:
@@ -57,8 +67,9 @@ def mend_copy(digest: str, target: str) -> None:
             first = os.path.join(place, name)
             copy = os.path.join(target, os.path.relpath(first, source))
             if os.path.isfile(copy) and is_shortened(os.lstat(first), os.lstat(copy)):
-                shutil.copy2(first, copy)
-                os.chmod(copy, os.stat(copy).st_mode | 0o200)
+                shutil.copy2(first, copy + HALF)
+                os.chmod(copy + HALF, os.stat(first).st_mode | 0o200)
+                os.replace(copy + HALF, copy)  # at once: cut short it would not be noticed another time
 
 
 def is_shortened(first: os.stat_result, copy: os.stat_result) -> bool:

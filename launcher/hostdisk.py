@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 NO_FOLDER = (errno.ENOENT, errno.ENOTDIR)  # somebody has removed a run's folder: there is nothing to wait for
 ROOM_BYTES = 1 << 20  # kept free on the disk while ranks run, for how they ended
+WORD_BYTES = 1 << 10  # and, as long as the run is known, for that it is to end
+ROOM = ".room"
 READ_BYTES = 1 << 20  # at a time, of a file or a pipe
 
 
@@ -66,6 +68,27 @@ def keep_room(folder: str) -> None:
             raise  # a file system that can keep nothing free is not told from one that did
     finally:
         os.close(fd)
+
+
+def keep_room_for_word(path: str) -> None:
+    """For what is to be at `path` one day, as little as it is: whoever writes it then must be able to."""
+    fd = os.open(path + ROOM, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        write_all(fd, b" " * WORD_BYTES)
+    finally:
+        os.close(fd)
+
+
+def replace_in_room(path: str, data: bytes) -> None:
+    """The same as replace_file where the disk is full, once, if room was kept for it."""
+    fd = os.open(path + ROOM, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        write_all(fd, data.ljust(WORD_BYTES))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.rename(path + ROOM, path)
+    sync_folder(os.path.dirname(path))
 
 
 def room_file(folder: str) -> str:

@@ -48,6 +48,7 @@ class EventLog:
         self.torn = False  # the first of them is written in part
         self.problem: str | None = None  # why it was not written
         self.unsaved: int | None = None  # the same, as its number
+        self.lost = 0  # lines that are longer than a file may be
         self.next_segment()
 
     def next_segment(self) -> None:
@@ -80,7 +81,7 @@ class EventLog:
                 if (
                     error.errno == errno.EFBIG and self.size
                 ):  # what `ulimit -f` allows: it goes on in the next one
-                    self.go_back_to_line()
+                    self.pass_on()
                     continue
                 self.problem, self.unsaved = error.strerror, error.errno
                 return False
@@ -96,18 +97,23 @@ class EventLog:
         try:
             if self.flush():
                 os.fsync(self.fd)
+                self.unsaved = None
                 return True
         except OSError as error:  # some file systems look for room only now
             self.problem, self.unsaved = error.strerror, error.errno
         return False
 
-    def go_back_to_line(self) -> None:
-        """Begin the next segment with the line of which this one has a part, which is passed over there."""
+    def pass_on(self) -> None:
+        """Begin the next segment with the line of which this one has a part, which is passed over there; or,
+        if there is nothing else in this one, with the line after it: no segment has room for it."""
         whole = self.waiting[0].obj
         assert isinstance(whole, bytes)
         written = len(whole) - len(self.waiting[0])
-        self.waiting[0] = memoryview(whole)[whole.rfind(b"\n", 0, written) + 1 :]
-        self.held += len(self.waiting[0]) - (len(whole) - written)
+        start = whole.rfind(b"\n", 0, written) + 1
+        if written - start >= self.size:
+            start, self.lost = whole.index(b"\n", written) + 1, self.lost + 1
+        self.held += written - start
+        self.waiting[:1] = [memoryview(whole)[start:]] if start < len(whole) else []
         self.torn, self.size = False, SEGMENT_BYTES
 
     def shorten(self, most: int) -> int:

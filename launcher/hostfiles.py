@@ -11,6 +11,7 @@ not followed.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -149,12 +150,19 @@ def manifest_in(path: str, step: int, rank: int) -> dict[str, Any] | None:
             for name, of in told["files"].items()
             if name in ("model.pt", f"rank-{rank}.pt")
         }
-        run, epoch = dict(told["run"]), int(told["epoch"])
-        if told["version"] != 1 or told["step"] != step or told["rank"] != rank:
+        run, epoch, model = dict(told["run"]), int(told["epoch"]), str(told.get("model_sha256", ""))
+        if told["version"] != 1 or told["step"] != step or told["rank"] != rank or not is_sealed(told):
             return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    return {"rank": rank, "epoch": epoch, "run": run, "files": files}
+    return {"rank": rank, "epoch": epoch, "run": run, "files": files, "model": model}
+
+
+def is_sealed(manifest: dict[str, Any]) -> bool:
+    """Whether it says what the trainer has written; those of before have no checksum of their own."""
+    rest = {name: value for name, value in manifest.items() if name != "sha256"}
+    own = hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    return bool(manifest.get("sha256", own) == own)
 
 
 def metrics_in(base: str) -> list[dict[str, int]]:

@@ -14,6 +14,7 @@ from launcher.hostactivate import find_program
 from launcher.hostanswer import Refused
 from launcher.hostdisk import READ_BYTES, read_json, read_plain
 from launcher.hostoutput import LineSplitter, MetricsTail
+from launcher.hostpending import Pending
 from launcher.hostprefork import become_rank_process
 from launcher.hostproc import alive, exit_code, signal_name
 from launcher.hostprogress import Progress
@@ -23,6 +24,7 @@ from launcher.hoststop import GONE_S, terminate
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Iterator
     from typing import Any
 
 IMPORTS = re.compile(rb"(?:^|[;:])[ \t]*(?:import|from)[ \t]+([\w.][\w., \t]*)", re.M)
@@ -89,6 +91,7 @@ class Rank:
         self.progress = Progress(patience)
         self.ticks = -1  # processor time when it was asked for its stack; -1 when it was not
         self.splitters: dict[int, LineSplitter] = {}
+        self.pending: dict[int, Pending] = {}
         self.write_ends: list[int] = []
         self.pid = 0
         self.start: int | None = None
@@ -109,19 +112,32 @@ class Rank:
             except OSError:
                 pass  # the user's share of pipe memory is used up; the usual size does as well
             self.splitters[read] = LineSplitter(self.number, stream)
+            self.pending[read] = Pending()
             self.write_ends.append(write)
 
-    def last_words(self) -> bytes:
-        """As events, what is still in its pipes, for whoever has them when the supervisor is gone."""
-        now, out = round(time.time(), 6), []
+    def last_words(self) -> Iterator[bytes]:
+        """As events, what is still in its pipes, for whoever has them when the supervisor is gone. As much as
+        a pipe holds: what could not be ended may write for ever."""
+        now = round(time.time(), 6)
         for fd, splitter in self.splitters.items():
             try:
-                while data := os.read(fd, READ_BYTES):
-                    out.append(splitter.feed(data, now))
+                data = os.read(fd, READ_BYTES)
             except BlockingIOError:
-                pass  # somebody who could not be ended has it as well
-            out.append(splitter.flush(now, at_end=True))
-        return b"".join(out)
+                data = b""  # somebody who could not be ended has it as well, and says nothing
+            rest = self.pending[fd].rest
+            data = data.partition(b"\n")[2] if rest is None else rest + data  # no end of a line for a line
+            if data:
+                yield splitter.feed(data, now) + splitter.flush(now, at_end=True)
+
+    def has_lost_words(self) -> bool:
+        """Whether what the supervisor had read of it is gone with it."""
+        return any(pending.rest is None for pending in self.pending.values())
+
+    def close_pipes(self) -> None:
+        self.close_write_ends()
+        for fd in self.splitters:
+            os.close(fd)
+        self.splitters = {}
 
     @property
     def ended(self) -> bool:

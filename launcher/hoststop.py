@@ -43,14 +43,15 @@ def command_stop(request: dict[str, Any]) -> dict[str, Any]:
         left = kill_all(lambda: carriers(run, upto) if read_state(run) is None else iter(()), 5.0)
         return {"known": False, "ended": [], "left": left}
     number: int = signal.SIGTERM
-    ends = 0  # the newest attempt that has been told
+    ends, unsaid = 0, ""  # the newest attempt that has been told; why that could not be written down
     while ends < int(before["attempt"]) and (upto is None or int(before["attempt"]) <= upto):
         ends = max(attempt, int(before["attempt"]))
         try:
             leave_word(folder, ends, grace, reason, again)
-        except OSError:
+        except OSError as error:
             # A full disk: it ends all the same, with the supervisor's own grace.
             number = STOP_SIGNAL if reason == "stopped" else signal.SIGTERM
+            unsaid = error.strerror or str(error)
         before = read_state(run) or before  # who was about to start has not seen the word, and is there now
     if upto is not None and int(before["attempt"]) > upto:
         # Late: what runs here now is not what was to be ended.
@@ -77,7 +78,10 @@ def command_stop(request: dict[str, Any]) -> dict[str, Any]:
     still += [who for who in after.get("left", ()) if alive(who)]  # what only its supervisor could know of
     left = sorted({*left, *(who["pid"] for who in still)})
     told = {"known": True, "was": before["state"], "state": after["state"], "ended": running, "left": left}
-    return dict(told, unwritten=after.get("unwritten", 0), kept=after["state"] in FINAL, why=why)
+    kept = after["state"] in FINAL
+    if unsaid and reason == "stopped" and after["state"] != "stopped":
+        kept, why = False, f"{unsaid}, so that it may be started again"
+    return dict(told, unwritten=after.get("unwritten", 0), kept=kept, why=why)
 
 
 def free_kept_slots(run: str) -> None:

@@ -10,7 +10,7 @@ import time
 
 from launcher.hostactivate import activate, clean_environ
 from launcher.hostanswer import Refused
-from launcher.hostcode import copy_code, mend_copy
+from launcher.hostcode import WORK, copy_code, mend_copy, remove_half
 from launcher.hostdisk import (
     NO_FOLDER,
     NO_ROOM,
@@ -117,7 +117,7 @@ class Supervisor:
 
     def make_folder(self) -> str:
         """Where the ranks run: the run's own copy of its code, or wherever the plan says."""
-        own, code = os.path.join(self.folder, "work"), str(self.plan.get("code") or "")
+        own, code = os.path.join(self.folder, WORK), str(self.plan.get("code") or "")
         if not os.path.isdir(own):
             copy_code(code, own)
         elif code:
@@ -179,10 +179,12 @@ class Supervisor:
         now, clock = time.time(), time.monotonic()
         for rank in self.ranks:
             self.read_metrics(rank)
-            for splitter in rank.splitters.values():
+            for fd, splitter in rank.splitters.items():
                 out = splitter.flush(now, at_end=False)
                 if out:
+                    rank.pending[fd].begin()
                     self.log.write(out)
+                    self.all_but_rest_written(rank, fd)
         self.stacks.watch(self.ranks, clock, look=not self.ending.reason)
         self.mind_the_disk(clock)
         self.ending.beat(clock)
@@ -213,9 +215,11 @@ class Supervisor:
     def read_output(self, fd: int) -> bool:
         """Take what a pipe holds; False once it is at its end."""
         rank, splitter = self.readers[fd]
+        rank.pending[fd].begin()
         try:
             data = os.read(fd, READ_BYTES)
         except BlockingIOError:
+            self.all_but_rest_written(rank, fd)
             return True
         now = round(time.time(), 6)
         rank.seen = now
@@ -223,9 +227,15 @@ class Supervisor:
         out = splitter.feed(data, now) if data else splitter.flush(now, at_end=True)
         if out:
             self.log.write(out)
+        self.all_but_rest_written(rank, fd)
         if not data:
             self.forget(fd)
         return bool(data)
+
+    def all_but_rest_written(self, rank: Rank, fd: int) -> None:
+        """Of what was read; unless it waits for room on a full disk."""
+        if not self.log.held:
+            rank.pending[fd].done(rank.splitters[fd].pieces)
 
     def forget(self, fd: int) -> None:
         rank, _ = self.readers.pop(fd)
@@ -364,11 +374,13 @@ class Supervisor:
         if stopped and self.ending.stop_requested:
             self.state = "stopped"
         self.free_slots()
-        self.log_end()
+        self.unwritten = self.log.lost
+        self.log_end(**({"unwritten": self.unwritten} if self.unwritten else {}))
         self.ending.tell_the_end(self.state)
         patience = time.monotonic() + LASTING_S
         while not self.close() and not self.ending.asked:
             if not self.waits_for_room() and time.monotonic() > patience:
+                self.save()  # without the end of the log, if it is that
                 break
             self.ending.attend(TICK_S)  # nothing runs any more: there is time to wait for room on the disk
         if self.log.held:
@@ -409,7 +421,7 @@ class Supervisor:
         log as much as there is room for then."""
         lost = self.log.shorten(LOG_BYTES)
         if lost:  # one of them is the last
-            self.unwritten = lost - 1
+            self.unwritten = self.log.lost + lost - 1
             self.log_end(unwritten=self.unwritten)
         self.close_with_room()
 
@@ -418,11 +430,14 @@ class Supervisor:
         until then."""
         for number in END_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
+        self.collect()  # those that have ended by themselves
         self.left = kill_below(5.0)
+        remove_half(self.folder)
         self.state, reason = ("stopped", "stopped") if error == STOPPED_EARLY else ("failed", error)
         self.free_slots()
         self.take_last_words()
-        for rank in self.ranks:
+        for rank in [rank for rank in self.ranks if not rank.ended]:
+            self.read_last_metrics(rank)
             rank.state, rank.reason = self.state, reason
             code, name = (-signal.SIGKILL, "SIGKILL") if rank.pid else (127, None)
             log_exit(self.log, rank.number, self.state, code, name, reason)

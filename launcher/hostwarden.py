@@ -18,18 +18,18 @@ import signal
 import time
 
 from launcher.hostanswer import Refused
-from launcher.hostbooks import close_books
-from launcher.hostdisk import NO_ROOM, keep_room, read_json, write_all
-from launcher.hostevents import EventLog
+from launcher.hostbooks import close_books, log_last_words
+from launcher.hostcode import remove_half
+from launcher.hostdisk import NO_ROOM, keep_room, keep_room_for_word, write_all
 from launcher.hostprefork import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl, raise_open_files
 from launcher.hostproc import identity, kill_below, send
 from launcher.hostranks import Rank
-from launcher.hostruns import FINAL
 from launcher.hostsupervisor import HEARTBEAT_S, Supervisor
 from launcher.hostword import (
     END_SIGNALS,
     KILLED,
     MAY_BE,
+    STOP,
     STOP_SIGNAL,
     STOPPED_EARLY,
     TOLD_TO_END,
@@ -48,10 +48,12 @@ def be(body: Callable[[], int]) -> None:
     try:
         os._exit(body())
     except BaseException:  # our own bug: leave its trace in hostd.log
-        import traceback
+        try:
+            import traceback
 
-        traceback.print_exc()
-        os._exit(1)
+            traceback.print_exc()
+        finally:
+            os._exit(1)
 
 
 def detach(folder: str) -> None:
@@ -75,13 +77,12 @@ def be_warden(folder: str, plan: dict[str, Any], answer: int) -> int:
     raise_open_files()
     warden = identity(os.getpid())
     ranks = [Rank(spec, str(plan.get("watchdog") or "")) for spec in plan["ranks"]]
-    for rank in ranks:  # here, so that what they hold is not lost with hostd
-        rank.open_pipes()
+    problem = open_pipes(ranks)  # here, so that what they hold is not lost with hostd
     child = os.fork()
     if child == 0:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        be(lambda: be_hostd(folder, plan, warden, ranks, answer))
+        be(lambda: be_hostd(folder, plan, warden, ranks, problem, answer))
     os.close(answer)
     for rank in ranks:
         rank.close_write_ends()
@@ -102,31 +103,40 @@ def be_warden(folder: str, plan: dict[str, Any], answer: int) -> int:
         wanted = (stop_word(folder, int(plan["attempt"])) or {}).get("reason") == "stopped"
         hostslots.let_go(str(plan["run"]), 0.0 if wanted else float(plan.get("keeps") or 0))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    unwritten = 0
     if status:
-        log_last_words(folder, int(plan["attempt"]), ranks)
-    while status and not books_closed(folder, left):  # else hostd did it, or whoever has ended it
+        remove_half(folder)
+        unwritten = log_all_words(folder, int(plan["attempt"]), ranks)
+    while status and not books_closed(folder, left, unwritten):  # else hostd did it, or whoever has ended it
         time.sleep(HEARTBEAT_S)  # a full disk: as soon as there is room
     return 0
 
 
-def log_last_words(folder: str, attempt: int, ranks: list[Rank]) -> None:
-    """What the ranks said that hostd did not live to read."""
-    words = b"".join(rank.last_words() for rank in ranks)
-    state = read_json(os.path.join(folder, "state.json"))
-    if not words or state is None or state["state"] in FINAL:
-        return
+def open_pipes(ranks: list[Rank]) -> str:
+    """All of them or none; why, if none."""
     try:
-        log = EventLog(folder, attempt)
-        log.write(words)
-        log.finish()
+        for rank in ranks:
+            rank.open_pipes()
+    except OSError as error:
+        for rank in ranks:
+            rank.close_pipes()
+        return f"the pipes of its ranks cannot be opened: {error.strerror}"
+    return ""
+
+
+def log_all_words(folder: str, attempt: int, ranks: list[Rank]) -> int:
+    """What the ranks said that hostd has not written; MAY_BE if some of it is lost."""
+    words = (said for rank in ranks for said in rank.last_words())
+    try:
+        all_written = log_last_words(folder, attempt, words)
     except OSError:
-        pass  # the books say that lines may be lost
+        all_written = False
+    return 0 if all_written and not any(rank.has_lost_words() for rank in ranks) else MAY_BE
 
 
-def books_closed(folder: str, left: list[dict[str, Any]]) -> bool:
-    """What hostd had read, and not written, is lost, which is never much, and may be nothing."""
+def books_closed(folder: str, left: list[dict[str, Any]], unwritten: int) -> bool:
     try:
-        close_books(folder, KILLED, left, MAY_BE)
+        close_books(folder, KILLED, left, unwritten)
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
@@ -135,9 +145,10 @@ def books_closed(folder: str, left: list[dict[str, Any]]) -> bool:
 
 
 def be_hostd(
-    folder: str, plan: dict[str, Any], warden: dict[str, Any], ranks: list[Rank], answer: int
+    folder: str, plan: dict[str, Any], warden: dict[str, Any], ranks: list[Rank], problem: str, answer: int
 ) -> int:
-    """Start the ranks, tell whoever waits at `answer` how that went, and see them to their end."""
+    """Start the ranks, unless there is a problem already, tell whoever waits at `answer` how that went, and
+    see them to their end."""
     try:
         supervisor = Supervisor(folder, plan, warden, ranks)
     except OSError as error:
@@ -149,8 +160,11 @@ def be_hostd(
             signal.signal(number, ended_early)
         supervisor.write_state()
         keep_room(folder)
+        keep_room_for_word(os.path.join(folder, STOP))
         if is_stopped(folder, plan):  # whoever comes later finds the state saved above
             raise Refused(STOPPED_EARLY)
+        if problem:
+            raise Refused(problem)
         supervisor.take_slots()
         supervisor.start()
         reply: dict[str, Any] = {

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 
-from launcher.hostdisk import read_json, replace_file
+from launcher.hostdisk import NO_ROOM, ROOM, read_json, replace_file, replace_in_room
 from launcher.hostruns import run_folder
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
@@ -20,6 +20,7 @@ NOT_AGAIN = "it is not started again"  # so what has failed need not keep its sl
 # Told to end by a stop whose word could not be written down; others send SIGTERM and SIGINT as well.
 STOP_SIGNAL = signal.SIGRTMIN + 11
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, STOP_SIGNAL)
+STOP = "stop.json"  # in a run's folder: the word
 MAY_BE = -1  # lines of the log that are lost: it is not known whether there are any
 STOPPED_EARLY = "it was stopped while it was starting"  # the controller knows these words
 
@@ -30,7 +31,7 @@ def leave_word(folder: str, attempt: int, grace: float, reason: str, again: str 
     start by hand, and is not the one who asks (`again`), does not start it."""
     import fcntl
 
-    path = os.path.join(folder, "stop.json")
+    path = os.path.join(folder, STOP)
     lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -45,9 +46,21 @@ def leave_word(folder: str, attempt: int, grace: float, reason: str, again: str 
         word.update(
             wanted=wanted, time=time.time(), off=off if off != again else (before or {}).get("off", "")
         )
-        replace_file(path, json.dumps(word).encode())
+        if before and is_said(word, before):
+            return  # which needs no room on a full disk
+        try:
+            replace_file(path, json.dumps(word).encode())
+        except OSError as error:
+            if error.errno not in NO_ROOM or not os.path.exists(path + ROOM):
+                raise
+            replace_in_room(path, json.dumps(word).encode())
     finally:
         os.close(lock)
+
+
+def is_said(word: dict[str, Any], before: dict[str, Any]) -> bool:
+    """Whether the word that was left before says as much."""
+    return all(before.get(key) == word[key] for key in word if key != "time")
 
 
 def stopped_in(word: dict[str, Any]) -> int:
@@ -78,14 +91,14 @@ def announced(folder: str) -> str:
 
 def stop_word(folder: str, attempt: int) -> dict[str, Any] | None:
     """What whoever ended this attempt, or a later one, has left; None if nobody has."""
-    word = read_json(os.path.join(folder, "stop.json"))
+    word = read_json(os.path.join(folder, STOP))
     return word if word and int(word.get("attempt", attempt)) >= attempt else None
 
 
 def is_stopped(folder: str, request: dict[str, Any]) -> bool:
     """Whether this attempt must not start: it was stopped, or called off, or it starts by itself after
     somebody stopped the run."""
-    word = read_json(os.path.join(folder, "stop.json")) or {}
+    word = read_json(os.path.join(folder, STOP)) or {}
     unwanted = bool(request.get("automatic")) and stopped_in(word) >= int(request.get("since") or 1)
     called_off = bool(request.get("again")) and word.get("off") == request["again"]
     return unwanted or called_off or stop_word(folder, int(request["attempt"])) is not None

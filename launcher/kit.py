@@ -23,6 +23,7 @@ FILES = (
     "hostcode.py",
     "hostprefork.py",
     "hostoutput.py",
+    "hostpending.py",
     "hostprogress.py",
     "hostactivate.py",
     "hostevents.py",

@@ -43,6 +43,7 @@ class Manifest:
     epoch: int
     run: Mapping[str, Any]  # the options that decide about the run's bits
     files: Mapping[str, FileAbout]
+    model: str = ""  # the checksum of the model.pt that its part belongs to, wherever that is
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,7 @@ def checkpoint(
 ) -> Checkpoint:
     """One step, put together from what each host has of it, and the ranks that these hosts have in a world of
     so many: with another number of ranks, those that a host has now are not those that wrote this."""
-    world, manifests = of_one_world([(part, host) for host, step in there.items() for part in step.manifests])
+    world, manifests = of_one_save([(part, host) for host, step in there.items() for part in step.manifests])
     first = manifests[0][0] if manifests else None
     parts = tuple(sorted(parts_in(there), key=lambda part: (part.rank, part.host)))
     models = copies(manifests, there)
@@ -229,18 +230,18 @@ def checkpoint(
 Told = list[tuple[Manifest, str]]  # manifests, each with its host
 
 
-def of_one_world(told: Told) -> tuple[int | None, Told]:
+def of_one_save(told: Told) -> tuple[int | None, Told]:
     """How many ranks have written this step, and their manifests, by rank. Two attempts may have come to the
-    same step with different numbers of ranks: then those count of which more is there."""
-    worlds: dict[int, Told] = {}
+    same step, with different numbers of ranks or other models: then those count of which more is there."""
+    saves: dict[tuple[int, str], Told] = {}
     for part, host in sorted(told, key=lambda pair: pair[0].rank):
         world = part.run.get("--world-size")
         if isinstance(world, int) and part.rank < world < MOST_RANKS:
-            worlds.setdefault(world, []).append((part, host))
-    if not worlds:
+            saves.setdefault((world, part.model), []).append((part, host))
+    if not saves:
         return None, []
-    best = max(worlds, key=lambda world: len({part.rank for part, _ in worlds[world]}) / world)
-    return best, worlds[best]
+    best = max(saves, key=lambda save: (len({part.rank for part, _ in saves[save]}) / save[0], *save))
+    return best[0], saves[best]
 
 
 def are_all(world: int, ranks: Set[int], on_heard: Iterable[int], all_heard: bool) -> bool | None:

@@ -130,13 +130,13 @@ def unwritten(host: str, told: Mapping[str, Any]) -> str:
     count = told.get("unwritten", 0)
     if not told.get("kept", True):
         why = words_of(str(told.get("why") or "nobody has said why"))
-        words = f"how the run ended there could not be written down: {why}"
+        words = f"that it is over could not be written down there: {why}"
         return f"{host}: {words}; stop it again once that has changed"
     if type(count) is not int or not MAY_BE <= count <= MOST or count == 0:
         return ""
     if count == MAY_BE:
-        return f"{host}: the last lines of its log may be lost: nobody could write them down"
-    return f"{host}: the last {count} lines of its log are lost: its disk was full"
+        return f"{host}: lines of its log may be lost: nobody could write them down"
+    return f"{host}: {count} lines of its log are lost: they could not be written down"
 
 
 def checked_secrets(answer: Mapping[str, Any]) -> dict[str, str]:

@@ -125,7 +125,7 @@ class Checkpoints:
             place = place_of(self.folder, step, turn)
             failed = self._write(place, step, epoch, shared, own, among)
             if failed:
-                shutil.rmtree(place, ignore_errors=True)
+                self._withdraw(place, among)
         if failed:
             _warn(f"step {step} could not be saved, the checkpoint before it stays: {failed}")
             return False
@@ -188,6 +188,18 @@ class Checkpoints:
             or compare_models()
             or failures(write_manifest, OSError, among=among)
         )
+
+    def _withdraw(self, place: Path, among: dist.ProcessGroup | None) -> None:
+        """Remove what was written of a checkpoint that is none. The manifests first, on all ranks: whoever is
+        killed meanwhile leaves none beside a part that is gone, which would be one that was lost."""
+
+        def remove_manifest() -> None:
+            (place / self._manifest).unlink(missing_ok=True)
+            if place.is_dir():
+                files.sync_folder(place)
+
+        failures(remove_manifest, OSError, among=among)
+        shutil.rmtree(place, ignore_errors=True)
 
     def _try_to_write(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -210,18 +210,22 @@ def test_when_the_warden_is_killed_the_supervisor_ends_the_run() -> None:
 
 
 def test_what_ranks_said_while_their_supervisor_was_about_to_be_killed_is_not_lost(tmp_path: Path) -> None:
-    said = "until [ -e $0/go ]; do sleep 0.02; done; seq 1 2000; printf end; touch $0/$RANK; sleep 600"
+    said = "seq 1 1000; printf begun; touch $0/at$RANK; until [ -e $0/go ]; do sleep 0.02; done"
+    said += "; printf ' and ended\\n'; seq 1 2000; printf end; touch $0/$RANK; sleep 600"
     run = detach(["sh", "-c", said, str(tmp_path)])
     supervisor = state(run)["hostd"]["pid"]
+    wait_for(lambda: (tmp_path / "at0").exists() and (tmp_path / "at1").exists(), "the beginning of a line")
+    wait_for(lambda: [lines(events(run), rank)[-1:] for rank in (0, 1)] == [["1000"]] * 2, "those before it")
     os.kill(supervisor, signal.SIGSTOP)  # it reads nothing any more
     (tmp_path / "go").touch()
     wait_for(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists(), "what they say")
     os.kill(supervisor, signal.SIGKILL)
     assert wait_until_final(run)["state"] == "failed"
     for rank in (0, 1):
-        assert lines(events(run), rank) == [*map(str, range(1, 2001)), "end"]
+        numbers = [*map(str, range(1, 2001))]
+        assert lines(events(run), rank) == [*numbers[:1000], "begun and ended", *numbers, "end"]
         assert set(exits(events(run))) == {0, 1}
-    assert "the last lines of its log may be lost" in ringctl("logs", run).stderr
+    assert "may be lost" not in ringctl("logs", run).stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -951,3 +955,24 @@ def test_a_number_that_a_rank_once_had_is_no_longer_its_own(tmp_path: Path) -> N
     os.close(supervisor.log.fd)
     assert (rank.status, rank.state) == (0, "succeeded")
     assert (tmp_path / "events-1-000001.jsonl").read_bytes() == b""
+
+
+def test_of_a_start_that_fails_in_the_middle_each_rank_that_had_ended_is_told_as_it_ended(
+    tmp_path: Path,
+) -> None:
+    program = tmp_path / "program"
+    program.write_text(
+        """#!/bin/sh
+        echo '{"step": 7}' >> $RINGCTL_METRICS
+        echo said
+        [ $RANK = 20 ] && rm $0
+        exit 3
+        """
+    )
+    program.chmod(0o700)
+    ringctl("launch", "--local", "--world", "60", "--no-prefork", "--", str(program), code=1)
+    (folder,) = (Path(os.environ["RINGCTL_HOME"]) / "runs").iterdir()
+    seen = events(folder.name)
+    assert (exits(seen)[0]["exit_code"], exits(seen)[59]["exit_code"]) == (3, 127)
+    assert lines(seen, 0) == ["said"]
+    assert [event["step"] for event in seen if event["kind"] == "metric" and event["rank"] == 0] == [7]

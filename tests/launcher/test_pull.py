@@ -384,6 +384,22 @@ def test_a_checkpoint_is_complete_when_all_ranks_have_finished_it(
     assert found.complete is complete
 
 
+def test_of_two_models_of_one_step_the_one_is_pulled_of_which_more_is_there() -> None:
+    def with_model(step: StepOnHost, sha256: str) -> StepOnHost:
+        file = FileAbout(3, sha256)
+        parts = [
+            replace(part, model=sha256, files={**part.files, "model.pt": file}) for part in step.manifests
+        ]
+        return replace(step, manifests=tuple(parts))
+
+    unfinished, whole = "a" * 64, "b" * 64
+    answered = {"a": host_with(with_model(on_host(2, 0), unfinished))}
+    answered |= {name: host_with(with_model(on_host(2, rank), whole)) for rank, name in enumerate("bc")}
+    (found,) = pull.checkpoints(answered, all_heard=True)
+    assert found.complete is True
+    assert {copy.sha256 for copy in found.models} == {whole}
+
+
 def without(step: StepOnHost, *names: str) -> StepOnHost:
     """That host's step once these files have gone."""
     return replace(step, files={name: size for name, size in step.files.items() if name not in names})

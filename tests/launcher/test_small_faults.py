@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import select
 import subprocess
 import sys
 import textwrap
@@ -127,7 +128,7 @@ def test_what_a_stop_on_a_full_disk_could_not_keep_of_the_log_is_told(one: Hosts
     assert launch.returncode == 130, shown[-1000:]
     numbers = [line for line in shown.splitlines() if line.startswith("[0 server1] ")]
     assert numbers == [f"[0 server1] {number}" for number in range(1, len(numbers) + 1)]
-    lost = f"server1: the last {60000 - len(numbers)} lines of its log are lost: its disk was full"
+    lost = f"server1: {60000 - len(numbers)} lines of its log are lost: they could not be written down"
     one.free_disk("server1")
     assert [lost in words for words in (stopped, shown, ringctl("logs").stderr)] == [True] * 3
     (rank,) = told()["ranks"]
@@ -168,6 +169,42 @@ def test_a_log_goes_on_in_the_next_file_where_files_may_not_be_longer() -> None:
     assert [line.split()[0] for line in lines(shown, 0)] == [str(n) for n in range(60000)]
 
 
+def test_a_line_that_is_longer_than_a_file_may_be_is_left_out_and_that_is_said() -> None:
+    program = "echo before; head -c 3000000 /dev/zero | tr '\\0' x; echo; echo after"
+    words = ["sh", "-c", 'ulimit -f 4096; exec "$@"', "-", *RINGCTL]
+    launch = ["launch", "--local", "--world", "1", "--detach", "--", "sh", "-c", program]
+    subprocess.run([*words, *launch], check=True, capture_output=True)
+    run = json.loads(ringctl("ps", "--json").stdout)[0]["run"]
+    assert wait_until_final(run)["state"] == "succeeded"
+    told = ringctl("logs", run, "--json")
+    assert lines([json.loads(line) for line in told.stdout.splitlines()], 0) == ["before", "after"]
+    assert "localhost: 1 lines of its log are lost: they could not be written down" in told.stderr
+
+
+def test_pipes_that_cannot_be_opened_are_why_a_run_has_failed() -> None:
+    words = ["sh", "-c", 'ulimit -n 60; exec "$@"', "-", *RINGCTL]
+    launch = ["launch", "--local", "--world", "16", "--skip-preflight", "--", "true"]
+    done = subprocess.run([*words, *launch], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "the pipes of its ranks cannot be opened: Too many open files" in done.stderr
+    assert json.loads(ringctl("ps", "--all", "--json").stdout)[0]["state"] == "failed"
+
+
+def test_what_could_not_be_ended_may_talk_on_and_keeps_nobody_from_taking_the_last_words(
+    tmp_path: Path,
+) -> None:
+    spec = {"rank": 0, "local_rank": 0, "argv": [], "env": {"RINGCTL_METRICS": str(tmp_path / "metrics")}}
+    rank = Rank(spec)
+    rank.open_pipes()
+    with subprocess.Popen(["yes"], stdout=rank.write_ends[0]) as talker:
+        reader = next(iter(rank.splitters))
+        assert eventually(lambda: select.select([reader], [], [], 0)[0], 10.0)
+        words = list(rank.last_words())
+        talker.kill()
+    rank.close_pipes()
+    assert {json.loads(line)["text"] for line in b"".join(words).splitlines()[:-1]} == {"y"}
+
+
 def test_a_log_and_a_state_that_cannot_be_written_for_a_moment_are_written_later(tmp_path: Path) -> None:
     spec = {"rank": 0, "local_rank": 0, "argv": [], "env": {"RINGCTL_METRICS": str(tmp_path / "metrics")}}
     plan = {"run": RUN, "name": "", "attempt": 1, "world": 1, "host": "here"}
@@ -202,12 +239,12 @@ def test_a_run_that_waits_for_room_can_be_stopped(one: Hosts) -> None:
     one.run("server1", "touch", "/tmp/done")
     wait_for(lambda: not processes(one, "sleep"), "the end of the rank")
     assert told()["state"] == "running"
-    assert "could not be written down: No space left on device" in ringctl("stop", code=1).stdout
+    assert "could not be written down there: No space left on device" in ringctl("stop", code=1).stdout
     assert eventually(lambda: not processes(one, "python3"), 10.0), "the supervisors wait for nothing now"
     one.free_disk("server1")
-    assert "the last lines of its log may be lost" in ringctl("stop").stdout
+    assert "lines of its log may be lost" in ringctl("stop").stdout
     assert told()["state"] == "stopped"
-    assert "the last lines of its log may be lost" in ringctl("logs").stderr
+    assert "lines of its log may be lost" in ringctl("logs").stderr
 
 
 def test_a_supervisor_that_is_killed_on_a_full_disk_is_told_of_when_there_is_room(one: Hosts) -> None:
@@ -219,7 +256,7 @@ def test_a_supervisor_that_is_killed_on_a_full_disk_is_told_of_when_there_is_roo
     one.free_disk("server1")
     wait_for(lambda: told()["state"] == "failed", "word of it")
     assert {rank["exit_code"] for rank in told()["ranks"]} == {-9}
-    assert "the last lines of its log may be lost" in ringctl("logs").stderr
+    assert "lines of its log may be lost" in ringctl("logs").stderr
 
 
 # --- Numbers of processes ------------------------------------------------------------------------

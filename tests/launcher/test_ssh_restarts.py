@@ -92,6 +92,25 @@ def test_what_was_stopped_from_elsewhere_while_it_waited_is_not_started_again(
     assert "somebody has stopped the run meanwhile" in log
 
 
+def test_what_was_stopped_from_elsewhere_while_disks_were_full_is_not_started_again(
+    cluster: Hosts, tmp_path: Path
+) -> None:
+    path = inventory(cluster, only=TWO)
+    options = ["--max-restarts", "1", "--restart-delay", "12"]
+    about = detached(*options, "--", "sh", "-c", "[ $RINGCTL_ATTEMPT = 2 ] && sleep 600; exit 3")
+    for host in TWO:
+        assert ends_on(cluster, host, about["run"])["state"] == "failed"
+    for host in TWO:
+        cluster.fill_disk(host)
+    elsewhere = {**os.environ, "RINGCTL_HOME": str(tmp_path / "elsewhere")}
+    for _ in range(2):  # once more needs no room
+        ringctl("stop", about["run"], "--hosts", str(path), env=elsewhere)
+    for host in TWO:
+        cluster.free_disk(host)
+    wait_for(lambda: not is_alive(about["watcher"]), "the end of the watcher", 60.0)
+    assert [host_state(cluster, host, about["run"])["attempt"] for host in TWO] == [1, 1]
+
+
 def test_the_log_of_the_attempt_before_is_whole_also_when_it_was_on_other_hosts(cluster: Hosts) -> None:
     inventory(cluster, only=THREE)
     run = detached("--", "sh", "-c", "echo attempt $RINGCTL_ATTEMPT; sleep 1000")["run"]

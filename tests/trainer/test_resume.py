@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -329,6 +330,35 @@ def test_a_rank_killed_between_the_manifests_of_the_first_checkpoint_does_no_har
     outcomes = trained(2, tmp_path, *options, env=on_hosts(tmp_path, "aa", 2))
     assert ends(outcomes) == expected
     assert outcomes[0].err == "trainer: warning: the checkpoint of step 2 was not finished\n"
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_rank_killed_while_what_could_not_be_saved_is_removed_does_no_harm(
+    tmp_path: Path, options: list[str], number: int
+) -> None:
+    real_replace, real_unlink, removed = os.replace, os.unlink, [0]
+
+    def replace(source: Any, target: Path) -> None:
+        if target.name == "rank-1.json":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real_replace(source, target)
+
+    def unlink(path: Any, *rest: Any, **more: Any) -> None:
+        removed[0] += "probe" not in str(path)
+        if removed[0] == number:  # the other rank is through by now, if it does not wait for this one
+            eventually(lambda: not list(tmp_path.glob("b/step-*")), 1.0)
+            kill_me()
+        real_unlink(path, *rest, **more)
+
+    def die(rank: int) -> None:
+        if rank == 1:
+            os.replace = replace
+        else:
+            os.unlink = unlink  # type: ignore[assignment]  # looser
+
+    expected = ends(trained(2, tmp_path, *options, "--checkpoint-dir", str(tmp_path / "whole")))
+    killed(2, tmp_path, options, die, on_hosts(tmp_path, "ab", 1))
+    assert ends(trained(2, tmp_path, *options, env=on_hosts(tmp_path, "ab", 2))) == expected
 
 
 def test_a_folder_that_one_rank_cannot_write_ends_all_of_them_before_the_first_step(
