@@ -21,7 +21,7 @@ from launcher.cli_shared import (
 from launcher.errors import HostError, InputError, RingctlError, StoppedEarly
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from launcher.ask import Asked
     from launcher.model import Host
@@ -162,8 +162,9 @@ def restart(run: str, world: int | None, grow: bool, i_know: bool, detach: bool,
         raise InputError("--grow means as many ranks as it was launched with; leave out --world")
     with watching.Again(known_here(run)) as again, contextlib.ExitStack() as afterwards:
         with telling("nothing was touched"):
-            announce(again)
+            unannounced = announce(again)
             asked, found = asked_again(again.run, world, grow, i_know)
+            refuse_unannounced(asked, unannounced)
         if not found.is_over or watching.read(found.run):
             look_before(found, asked)
             afterwards.enter_context(telling_what_ended(found, again))
@@ -177,17 +178,26 @@ def restart(run: str, world: int | None, grow: bool, i_know: bool, detach: bool,
         return cli.launch_and_watch(asked, preflight=True, detach=detach, as_json=as_json, again=again)
 
 
-def announce(again: Again) -> None:
-    """To the run's hosts, before it is looked at: a stop from another machine calls it off there. Who cannot
-    be reached is asked for more later, or was not needed."""
+def announce(again: Again) -> dict[str, RingctlError]:
+    """To the run's hosts, before it is looked at: a stop from another machine calls it off there. Why some
+    could not be told."""
     from launcher import history
     from launcher.agent import agents_for
     from launcher.fanout import fan_out
 
     record = history.read(again.run)
     agents = agents_for((*record.former, *record.hosts), pool()) if record else {}
-    for error in fan_out(agents, lambda name: agents[name].announce(again.run, again.token)).values():
-        if isinstance(error, RingctlError) and not isinstance(error, HostError):
+    told = fan_out(agents, lambda name: agents[name].announce(again.run, again.token))
+    return {name: error for name, error in told.items() if isinstance(error, RingctlError)}
+
+
+def refuse_unannounced(asked: Asked, unannounced: Mapping[str, RingctlError]) -> None:
+    """A host that the run is to be on, and that answers, has to know: else nobody elsewhere calls it off."""
+    from launcher import restarts
+
+    for host in restarts.needed(asked):
+        error = unannounced.get(host.name)
+        if error is not None and not isinstance(error, HostError):
             raise error  # a full disk, say: nothing would start there either
 
 

@@ -50,6 +50,7 @@ def close_books(folder: str, reason: str, left: Sequence[dict[str, Any]] = (), u
             if rank["state"] in ("waiting", "running"):
                 killed = {"state": "stopped", "exit_code": -9, "signal": "SIGKILL", "reason": reason}
                 rank.update(told.get(rank["rank"]) or killed)
+        unwritten = unwritten or int(state.get("unwritten") or 0)
         all_well = all(rank["state"] == "succeeded" for rank in state["ranks"])
         final = "succeeded" if all_well else "stopped" if stopped else "failed"
         state.update(state=final, ended=time.time(), cause=reason, left=list(left), unwritten=unwritten)

@@ -23,7 +23,7 @@ def copy_code(digest: str, target: str) -> None:
     source, half = os.path.join(home_folder(), "code", digest), target + HALF
     if not os.path.isdir(source):
         raise Refused("the code of this run is not on this host; push it again")
-    shutil.rmtree(half, ignore_errors=True)  # that of a start which was killed
+    remove_half(os.path.dirname(target))  # that of a start which was killed
     try:
         shutil.copytree(source, half, symlinks=True)
         make_writable(half)
@@ -36,10 +36,14 @@ def copy_code(digest: str, target: str) -> None:
 
 
 def remove_half(folder: str) -> None:
-    """What a copy that was cut short has left in a run's folder."""
+    """What a copy that was cut short has left in a run's folder: all of it, or of a file."""
     import shutil
 
-    shutil.rmtree(os.path.join(folder, WORK + HALF), ignore_errors=True)
+    half = os.path.join(folder, WORK + HALF)
+    if os.path.isdir(half):
+        shutil.rmtree(half, ignore_errors=True)
+    elif os.path.exists(half):
+        os.unlink(half)
 
 
 def make_writable(folder: str) -> None:
@@ -61,15 +65,15 @@ def mend_copy(digest: str, target: str) -> None:
     and yet they have another size."""
     import shutil
 
-    source = os.path.join(home_folder(), "code", digest)
+    source, half = os.path.join(home_folder(), "code", digest), target + HALF
     for place, _, files in os.walk(source):
         for name in files:
             first = os.path.join(place, name)
             copy = os.path.join(target, os.path.relpath(first, source))
             if os.path.isfile(copy) and is_shortened(os.lstat(first), os.lstat(copy)):
-                shutil.copy2(first, copy + HALF)
-                os.chmod(copy + HALF, os.stat(first).st_mode | 0o200)
-                os.replace(copy + HALF, copy)  # at once: cut short it would not be noticed another time
+                shutil.copy2(first, half)
+                os.chmod(half, os.stat(first).st_mode | 0o200)
+                os.replace(half, copy)  # at once: cut short it would not be noticed another time
 
 
 def is_shortened(first: os.stat_result, copy: os.stat_result) -> bool:

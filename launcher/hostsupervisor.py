@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -41,6 +42,7 @@ TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at
 if TYPE_CHECKING:
     import select
     import socket
+    from collections.abc import Iterator
     from typing import Any
 
 HEARTBEAT_S = 1.0  # state.json is written at least this often
@@ -111,9 +113,11 @@ class Supervisor:
         for fd in self.readers:
             heard.register(fd, select.POLLIN)
         for rank in self.ranks:
-            self.rank_started(rank, start_plain(rank, environ, cwd))
-            for fd, _ in heard.poll(0):
-                self.read_output(fd)
+            pid = start_plain(rank, environ, cwd)
+            with undisturbed():
+                self.rank_started(rank, pid)
+                for fd, _ in heard.poll(0):
+                    self.read_output(fd)
 
     def make_folder(self) -> str:
         """Where the ranks run: the run's own copy of its code, or wherever the plan says."""
@@ -392,7 +396,9 @@ class Supervisor:
         for fd in list(self.readers):
             self.read_rest(fd)
             if fd in self.readers:
-                self.log.write(self.readers[fd][1].flush(time.time(), at_end=True))
+                rank, splitter = self.readers[fd]
+                rank.pending[fd].begin()
+                self.log.write(splitter.flush(time.time(), at_end=True))
                 self.forget(fd)
 
     def waits_for_room(self) -> bool:
@@ -441,8 +447,8 @@ class Supervisor:
             rank.state, rank.reason = self.state, reason
             code, name = (-signal.SIGKILL, "SIGKILL") if rank.pid else (127, None)
             log_exit(self.log, rank.number, self.state, code, name, reason)
-        self.ended = time.time()
-        self.log_end(cause=error)
+        self.ended, self.unwritten = time.time(), self.log.lost
+        self.log_end(cause=error, **({"unwritten": self.unwritten} if self.unwritten else {}))
         self.close()
 
     def save(self, durable: bool = True) -> bool:
@@ -463,9 +469,20 @@ class Supervisor:
             "world": self.plan["world"], "host": self.plan["host"], "state": self.state,
             "started": self.started, "ended": self.ended, "updated": time.time(),
             "hostd": identity(os.getpid()), "warden": self.warden, "segment": self.log.segment,
-            "ranks": [rank.to_json() for rank in self.ranks], "left": self.left, "unwritten": self.unwritten,
+            "ranks": [rank.to_json() for rank in self.ranks], "left": self.left,
+            "unwritten": self.unwritten or self.log.lost,
         }  # fmt: skip
         replace_file(os.path.join(self.folder, "state.json"), json.dumps(state).encode(), durable)
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Who is told to end while it starts leaves off at once; but not between reading and writing."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def wait_readable(fd: int, seconds: float) -> bool:

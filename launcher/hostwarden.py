@@ -167,6 +167,8 @@ def be_hostd(
             raise Refused(problem)
         supervisor.take_slots()
         supervisor.start()
+        for number in END_SIGNALS:
+            signal.signal(number, supervisor.ending.on_terminate)
         reply: dict[str, Any] = {
             "hostd": os.getpid(),
             "ranks": {str(r.number): r.pid for r in supervisor.ranks},

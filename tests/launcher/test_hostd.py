@@ -976,3 +976,17 @@ def test_of_a_start_that_fails_in_the_middle_each_rank_that_had_ended_is_told_as
     assert (exits(seen)[0]["exit_code"], exits(seen)[59]["exit_code"]) == (3, 127)
     assert lines(seen, 0) == ["said"]
     assert [event["step"] for event in seen if event["kind"] == "metric" and event["rank"] == 0] == [7]
+
+
+def test_a_stop_while_ranks_are_started_one_by_one_comes_between_two_lines() -> None:
+    program = "[ $RANK -lt 2 ] && exec seq 1 3000000; exec sleep 60"
+    launching = start(
+        "launch", "--local", "--world", "120", "--skip-preflight", "--no-prefork", "--", "sh", "-c", program
+    )
+    runs = Path(os.environ["RINGCTL_HOME"]) / "runs"
+    (log,) = wait_for(lambda: [p for p in runs.glob("*/events-*") if p.stat().st_size > 200_000], "lines")
+    ringctl("stop")
+    launching.communicate(timeout=60)
+    for rank in (0, 1):
+        said = lines(events(log.parent.name), rank)
+        assert said[:-1] == [str(n) for n in range(1, len(said))], "the last may have been cut off"

@@ -111,6 +111,18 @@ def test_what_was_stopped_from_elsewhere_while_disks_were_full_is_not_started_ag
     assert [host_state(cluster, host, about["run"])["attempt"] for host in TWO] == [1, 1]
 
 
+def test_a_host_that_a_restart_does_without_may_have_a_full_disk(cluster: Hosts) -> None:
+    inventory(cluster, only=TWO)
+    ringctl("launch", "--", "false", code=1)
+    run = history.recall()[-1].plan.run
+    cluster.fill_disk("server2")
+    said = ringctl("restart", run, code=1).stderr
+    assert "No space left on device; nothing was touched" in said
+    ringctl("restart", run, "--world", "1", code=1)
+    assert [host_state(cluster, host, run)["attempt"] for host in TWO] == [2, 1]
+    cluster.free_disk("server2")
+
+
 def test_the_log_of_the_attempt_before_is_whole_also_when_it_was_on_other_hosts(cluster: Hosts) -> None:
     inventory(cluster, only=THREE)
     run = detached("--", "sh", "-c", "echo attempt $RINGCTL_ATTEMPT; sleep 1000")["run"]
