@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+OUTSIDE = 0  # the group of whoever came into a container from elsewhere; to `kill` it would mean our own
+
+
 def boot_id() -> str:
     with open("/proc/sys/kernel/random/boot_id") as f:
         return f.read().strip()
@@ -148,14 +151,17 @@ def reap() -> list[tuple[int, int]]:
 
 
 def kill_all(find: Callable[[], Iterator[int]], seconds: float, looks: int = 1) -> list[int]:
-    """KILL what `find()` comes upon, with its groups, until it finds nothing, `looks` times in a row: one may
-    miss what has forked meanwhile. Returns what is still there after `seconds`."""
+    """KILL what `find()` comes upon, with groups of its own, until it finds nothing, `looks` times in a row:
+    one may miss what has forked meanwhile. Returns what is still there after `seconds`."""
     deadline, in_vain = time.monotonic() + seconds, 0
     while True:
         reap()
         pids = []
         for pid in find():
-            kill_with_group(pid)
+            if leads_its_group(pid):
+                kill_with_group(pid)
+            else:
+                send(pid, signal.SIGKILL)
             pids.append(pid)
         in_vain = 0 if pids else in_vain + 1
         if in_vain == looks or time.monotonic() > deadline:
@@ -206,15 +212,25 @@ def children() -> list[int]:
 
 
 def kill_with_group(child: int) -> None:
-    """A group is ended at once: none of it can fork meanwhile. Its number is its own until we reap `child`,
-    or as long as somebody is in it; and ranks, and what they start, have groups of their own."""
+    """A group is ended at once: none of it can fork meanwhile. Its number is its own until we reap `child`;
+    and whoever is in another group than we are is below us, or was."""
     try:
         group = os.getpgid(child)
     except OSError:
         return
     send(child, signal.SIGKILL)
-    if group != os.getpgrp():
+    if group not in (OUTSIDE, os.getpgrp()):
         send(group, signal.SIGKILL, group=True)
+
+
+def leads_its_group(pid: int) -> bool:
+    """Whether the process is the first of its group, as a rank is, or the first has ended: then all others in
+    it came from there. Else it may be in one with processes that are nobody's business here."""
+    try:
+        group = os.getpgid(pid)
+    except OSError:
+        return False
+    return group == pid or (group != OUTSIDE and start_time(group) is None)
 
 
 def has_ended(child: int) -> bool:
