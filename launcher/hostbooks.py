@@ -79,7 +79,7 @@ def log_last_words(folder: str, attempt: int, words: Iterator[bytes]) -> bool:
         for said in words:
             log = log or EventLog(folder, attempt)
             log.write(said)
-        return log is None or log.finish()
+        return log is None or (log.finish() and not log.lost)
     finally:
         os.close(lock)
 

@@ -80,16 +80,29 @@ def descendants(root: int) -> list[int]:
 
 
 def carriers(run: str, upto: int | None = None) -> Iterator[int]:
-    """All our processes whose environment carries the run's id, except this one; only those of attempts
-    `upto` one, if it is given. The newest first, and each as soon as it is seen: one that forks and ends is
-    gone in a moment."""
+    """All our processes whose environment carries the run's id, except those we come from; only those of
+    attempts `upto` one, if it is given. The newest first, and each as soon as it is seen: one that forks and
+    ends is gone in a moment."""
     mark, attempt = b"\0RINGCTL_RUN=" + run.encode() + b"\0", re.compile(rb"\0RINGCTL_ATTEMPT=(\d+)\0")
+    asking = lineage()
     for pid in sorted(all_pids(), reverse=True):
         environ = environ_of(pid)
-        if mark in environ and pid != os.getpid() and start_time(pid) is not None:
+        if mark in environ and pid not in asking and start_time(pid) is not None:
             number = attempt.search(environ)
             if upto is None or number is None or int(number.group(1)) <= upto:
                 yield pid
+
+
+def lineage() -> list[int]:
+    """This process, its parent, and so on: somebody may ask in a shell that has a rank's environment."""
+    found = [os.getpid()]
+    while found[-1] > 1:
+        try:
+            with open(f"/proc/{found[-1]}/stat", "rb") as f:
+                found.append(int(f.read().rpartition(b")")[2].split()[1]))
+        except OSError:
+            break
+    return found
 
 
 def environ_of(pid: int) -> bytes:
@@ -224,13 +237,13 @@ def kill_with_group(child: int) -> None:
 
 
 def leads_its_group(pid: int) -> bool:
-    """Whether the process is the first of its group, as a rank is, or the first has ended: then all others in
-    it came from there. Else it may be in one with processes that are nobody's business here."""
+    """Whether the process is the first of its group; or the first has ended, which had a session of its own,
+    as a rank has. Else it may be in one with processes that are nobody's business here."""
     try:
-        group = os.getpgid(pid)
+        group, session = os.getpgid(pid), os.getsid(pid)
     except OSError:
         return False
-    return group == pid or (group != OUTSIDE and start_time(group) is None)
+    return group == pid or (OUTSIDE != group == session and start_time(group) is None)
 
 
 def has_ended(child: int) -> bool:

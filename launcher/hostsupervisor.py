@@ -237,8 +237,8 @@ class Supervisor:
         return bool(data)
 
     def all_but_rest_written(self, rank: Rank, fd: int) -> None:
-        """Of what was read; unless it waits for room on a full disk."""
-        if not self.log.held:
+        """Of what was read; unless it waits for room on a full disk, or was too long to be written at all."""
+        if not self.log.held and not self.log.lost:
             rank.pending[fd].done(rank.splitters[fd].pieces)
 
     def forget(self, fd: int) -> None:

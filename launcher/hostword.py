@@ -51,11 +51,12 @@ def leave_word(folder: str, attempt: int, grace: float, reason: str, again: str 
         try:
             replace_file(path, json.dumps(word).encode())
         except OSError as error:
-            if error.errno in NO_ROOM and before and is_said({**word, "grace": before.get("grace")}, before):
-                return  # but for its patience
-            if error.errno not in NO_ROOM or not os.path.exists(path + ROOM):
+            if error.errno not in NO_ROOM:
                 raise
-            replace_in_room(path, json.dumps(word).encode())
+            if os.path.exists(path + ROOM):
+                replace_in_room(path, json.dumps(word).encode())
+            elif not before or not is_said({**word, "grace": before.get("grace")}, before):
+                raise  # else all is said but how patient this one is
     finally:
         os.close(lock)
 

@@ -320,3 +320,12 @@ def test_a_stop_ends_what_the_supervisor_could_not() -> None:
     (run_folder(run) / "state.json").write_text(json.dumps({**told, "left": [identity(left.pid)]}))
     ringctl("stop", run)
     assert left.wait(10) == -signal.SIGKILL
+
+
+def test_whoever_asks_for_a_stop_in_a_shell_with_a_ranks_environment_hears_the_answer() -> None:
+    run = detach(["sleep", "600"])
+    done = subprocess.run(
+        [*RINGCTL, "stop", run], env={**os.environ, "RINGCTL_RUN": run}, capture_output=True
+    )
+    assert done.returncode == 0
+    assert b"localhost: ended ranks 0-1; nothing is left of them" in done.stdout
