@@ -157,13 +157,19 @@ def test_half_a_line_for_which_there_is_no_room_is_taken_for_none(
     assert (len(first), json.loads(second)["kind"]) == (10, "rank_exited")
 
 
-def test_a_log_goes_on_in_the_next_file_where_files_may_not_be_longer() -> None:
-    program = "python3 -S -c 'for n in range(60000): print(n, 60 * chr(46))'"
+def with_short_files(program: str) -> str:
+    """A run that has succeeded where no file may be longer than two megabytes."""
     words = ["sh", "-c", 'ulimit -f 4096; exec "$@"', "-", *RINGCTL]
     launch = ["launch", "--local", "--world", "1", "--detach", "--", "sh", "-c", program]
     subprocess.run([*words, *launch], check=True, capture_output=True)
     run = json.loads(ringctl("ps", "--json").stdout)[0]["run"]
     assert wait_until_final(run)["state"] == "succeeded"
+    return str(run)
+
+
+def test_a_log_goes_on_in_the_next_file_where_files_may_not_be_longer() -> None:
+    program = "python3 -S -c 'for n in range(60000): print(n, 60 * chr(46))'"
+    run = with_short_files(program)
     assert len(list(run_folder(run).glob("events-*"))) > 1
     shown = [json.loads(line) for line in ringctl("logs", run, "--json").stdout.splitlines()]
     assert [line.split()[0] for line in lines(shown, 0)] == [str(n) for n in range(60000)]
@@ -171,11 +177,7 @@ def test_a_log_goes_on_in_the_next_file_where_files_may_not_be_longer() -> None:
 
 def test_a_line_that_is_longer_than_a_file_may_be_is_left_out_and_that_is_said() -> None:
     program = "echo before; head -c 3000000 /dev/zero | tr '\\0' x; echo; echo after"
-    words = ["sh", "-c", 'ulimit -f 4096; exec "$@"', "-", *RINGCTL]
-    launch = ["launch", "--local", "--world", "1", "--detach", "--", "sh", "-c", program]
-    subprocess.run([*words, *launch], check=True, capture_output=True)
-    run = json.loads(ringctl("ps", "--json").stdout)[0]["run"]
-    assert wait_until_final(run)["state"] == "succeeded"
+    run = with_short_files(program)
     told = ringctl("logs", run, "--json")
     assert lines([json.loads(line) for line in told.stdout.splitlines()], 0) == ["before", "after"]
     assert "localhost: 1 lines of its log are lost: they could not be written down" in told.stderr
