@@ -215,18 +215,22 @@ def rank_program(rank: Rank, env: dict[str, str], cwd: str) -> str:
     return found
 
 
-def start_plain(rank: Rank, environ: dict[str, str], cwd: str) -> int:
-    """Start the rank as a process of its own."""
+def start_plain(rank: Rank, environ: dict[str, str], cwd: str, mask: set[int]) -> int:
+    """Start the rank as a process of its own, with these signals blocked."""
     import subprocess
 
     env = dict(environ, **rank.env)
     program = rank_program(rank, env, cwd)
     supervisor = os.getpid()
+
+    def prepare() -> None:
+        become_rank_process(supervisor)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
     try:
         process = subprocess.Popen(
             [program] + rank.argv[1:], env=env, cwd=cwd, stdin=subprocess.DEVNULL,
-            stdout=rank.write_ends[0], stderr=rank.write_ends[1],
-            preexec_fn=lambda: become_rank_process(supervisor),
+            stdout=rank.write_ends[0], stderr=rank.write_ends[1], preexec_fn=prepare,
         )  # fmt: skip
     except OSError as error:
         raise Refused(f"rank {rank.number}: cannot start {program}: {error.strerror}") from None
@@ -244,6 +248,7 @@ def start_zygote(
     env = dict(environ, **common)
     python = rank_program(ranks[0], env, cwd)
     report_read, report_write = os.pipe()
+    os.set_blocking(report_read, False)
     others = needs_others(command, cwd)
     request = {
         "supervisor": os.getpid(), "report": report_write, "target": command.target, "module": command.module,

@@ -97,7 +97,6 @@ class Supervisor:
         command = python_command(self.ranks[0].argv) if self.plan["prefork"] else None
         if command is not None:
             self.zygote, self.report_fd = start_zygote(self.ranks, command, environ, cwd)
-            os.set_blocking(self.report_fd, False)
         else:
             self.start_each(environ, cwd)
         for rank in self.ranks:
@@ -113,9 +112,8 @@ class Supervisor:
         for fd in self.readers:
             heard.register(fd, select.POLLIN)
         for rank in self.ranks:
-            pid = start_plain(rank, environ, cwd)
-            with undisturbed():
-                self.rank_started(rank, pid)
+            with undisturbed() as mask:
+                self.rank_started(rank, start_plain(rank, environ, cwd, mask))
                 for fd, _ in heard.poll(0):
                     self.read_output(fd)
 
@@ -436,6 +434,8 @@ class Supervisor:
         until then."""
         for number in END_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
+        if self.report_fd >= 0:
+            self.read_report()  # those that the zygote has got to
         self.collect()  # those that have ended by themselves
         self.left = kill_below(5.0)
         remove_half(self.folder)
@@ -476,11 +476,12 @@ class Supervisor:
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Who is told to end while it starts leaves off at once; but not between reading and writing."""
+def undisturbed() -> Iterator[set[int]]:
+    """Who is told to end while it starts leaves off at once; but not between starting a rank and knowing it,
+    or between reading and writing. Gives the signals that are blocked otherwise."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
     try:
-        yield
+        yield {int(number) for number in before}
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -979,7 +979,8 @@ def test_of_a_start_that_fails_in_the_middle_each_rank_that_had_ended_is_told_as
 
 
 def test_a_stop_while_ranks_are_started_one_by_one_comes_between_two_lines() -> None:
-    program = "[ $RANK -lt 2 ] && exec seq 1 3000000; exec sleep 60"
+    counting = "for i in $(seq 0 499 199500); do seq $((i + 1)) $((i + 499)); sleep 0.01; done"
+    program = f"[ $RANK -lt 2 ] && {counting}; echo here; exec sleep 60"
     launching = start(
         "launch", "--local", "--world", "120", "--skip-preflight", "--no-prefork", "--", "sh", "-c", program
     )
@@ -987,6 +988,17 @@ def test_a_stop_while_ranks_are_started_one_by_one_comes_between_two_lines() -> 
     (log,) = wait_for(lambda: [p for p in runs.glob("*/events-*") if p.stat().st_size > 200_000], "lines")
     ringctl("stop")
     launching.communicate(timeout=60)
+    seen = events(log.parent.name)
     for rank in (0, 1):
-        said = lines(events(log.parent.name), rank)
+        said = lines(seen, rank)
         assert said[:-1] == [str(n) for n in range(1, len(said))], "the last may have been cut off"
+    talked = {event["rank"] for event in seen if event["kind"] == "line"}
+    ends = exits(seen)
+    assert not [rank for rank in talked if ends[rank]["exit_code"] == 127], "it was there"
+
+
+@pytest.mark.parametrize("how", ["--no-prefork", "--prefork"])
+def test_a_rank_begins_with_no_signal_blocked(how: str) -> None:
+    code = "print(next(l for l in open('/proc/self/status') if l.startswith('SigBlk')))"
+    seen = launch([sys.executable, "-c", code], options=[how])
+    assert [lines(seen, rank)[0] for rank in (0, 1)] == [f"SigBlk:\t{0:016x}"] * 2

@@ -322,7 +322,7 @@ def test_what_ranks_said_in_an_attempt_that_did_not_start_everywhere_is_shown_as
 
 
 def test_who_follows_while_the_next_attempt_starts_on_fewer_hosts_sees_all_of_the_one_before(
-    cluster: Hosts,
+    cluster: Hosts, tmp_path: Path
 ) -> None:
     inventory(cluster, only=THREE)
     run = detached("--", "sh", "-c", 'echo "attempt $RINGCTL_ATTEMPT"; exit 3')["run"]
@@ -333,10 +333,17 @@ def test_who_follows_while_the_next_attempt_starts_on_fewer_hosts_sees_all_of_th
         fcntl.flock(lock, fcntl.LOCK_EX)  # they are slow to start
     restarting = start("restart", run, "--world", "2", "--detach")
     wait_for(lambda: (record := history.read(run)) and record.plan.attempt == 2, "the second attempt")
-    seen = ringctl("logs", run, "--follow", "--json", code=None).stdout.splitlines()
+    with (tmp_path / "seen").open("w") as seen:
+        following = subprocess.Popen([*RINGCTL, "logs", run, "--follow", "--json"], stdout=seen)
+
+    def ranks_seen() -> list[int]:
+        whole = [line for line in (tmp_path / "seen").read_text().splitlines(True) if line.endswith("\n")]
+        events = [json.loads(line) for line in whole]
+        return sorted(e["rank"] for e in events if e["kind"] == "line" and e["attempt"] == 1)
+
+    wait_for(lambda: ranks_seen() == [0, 1, 2], "all that the first attempt said")
     for lock in locks:
         os.close(lock)
     restarting.communicate(timeout=60)
-    events = [json.loads(line) for line in seen]
-    ranks = sorted(e["rank"] for e in events if e["kind"] == "line" and e["attempt"] == 1)
-    assert ranks == [0, 1, 2]
+    following.wait(60)
+    assert ranks_seen() == [0, 1, 2], "once"

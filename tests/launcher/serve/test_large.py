@@ -66,7 +66,7 @@ def read_slowly(end: socket.socket) -> tuple[int, int]:
 
 @pytest.mark.parametrize("what", ["events", "log"])
 def test_a_slow_reader_gets_all_of_a_large_answer(what: str) -> None:
-    with serving(before="from launcher.serve import limits; limits.HEAD_S = 0.1") as service:
+    with serving(before="from launcher.serve import limits; limits.HEAD_S = 2") as service:
         run = talkative(service)
         with asked(service, f"/api/runs/{run}/{what}?limit=5000") as end:
             wanted, came = read_slowly(end)
