@@ -68,11 +68,11 @@ $(VENV)/.torch: constraints.txt $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.demo: pyproject.toml $(VENV)/.torch
-	$(PIP) --constraint constraints.txt --editable '.[trainer]'
+	$(PIP) --constraint constraints.txt --config-settings editable_mode=compat --editable '.[trainer]'
 	touch $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.torch
-	$(PIP) --constraint constraints.txt --editable '.[trainer,dev]'
+	$(PIP) --constraint constraints.txt --config-settings editable_mode=compat --editable '.[trainer,dev]'
 	touch $@ $(VENV)/.demo
 
 # What the test hosts are made of. Without root, what is installed has to do.

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+ATTEMPT = re.compile(rb"\0RINGCTL_ATTEMPT=(\d+)\0")
 OUTSIDE = 0  # the group of whoever came into a container from elsewhere; to `kill` it would mean our own
 
 
@@ -79,18 +80,33 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def carriers(run: str, upto: int | None = None) -> Iterator[int]:
+class Carriers:
     """All our processes whose environment carries the run's id, except those we come from; only those of
-    attempts `upto` one, if it is given. The newest first, and each as soon as it is seen: one that forks and
-    ends is gone in a moment."""
-    mark, attempt = b"\0RINGCTL_RUN=" + run.encode() + b"\0", re.compile(rb"\0RINGCTL_ATTEMPT=(\d+)\0")
-    asking = lineage()
-    for pid in sorted(all_pids(), reverse=True):
-        environ = environ_of(pid)
-        if mark in environ and pid not in asking and start_time(pid) is not None:
-            number = attempt.search(environ)
-            if upto is None or number is None or int(number.group(1)) <= upto:
-                yield pid
+    attempts `upto` one, if it is given."""
+
+    def __init__(self, run: str, upto: int | None = None) -> None:
+        self._mark, self._upto = b"\0RINGCTL_RUN=" + run.encode() + b"\0", upto
+        self._asking = lineage()
+        self._missed = False
+
+    def look(self) -> Iterator[int]:
+        """The newest first, and each as soon as it is seen: one that forks and ends is gone in a moment."""
+        self._missed = False
+        for pid in sorted(all_pids(), reverse=True):
+            environ = environ_of(pid)
+            self._missed = self._missed or not (environ or os.path.exists(f"/proc/{pid}"))
+            if self._mark in environ and pid not in self._asking and start_time(pid) is not None:
+                number = ATTEMPT.search(environ)
+                if self._upto is None or number is None or int(number.group(1)) <= self._upto:
+                    yield pid
+
+    def saw_all(self) -> bool:
+        """Whether the last look, now at its end, came to none too late to tell whether it is one of them."""
+        return not self._missed
+
+
+def carriers(run: str) -> Iterator[int]:
+    return Carriers(run).look()
 
 
 def lineage() -> list[int]:
@@ -163,9 +179,15 @@ def reap() -> list[tuple[int, int]]:
         ended.append((pid, status))
 
 
-def kill_all(find: Callable[[], Iterator[int]], seconds: float, looks: int = 1) -> list[int]:
+def kill_all(
+    find: Callable[[], Iterator[int]],
+    seconds: float,
+    looks: int = 1,
+    saw_all: Callable[[], bool] = lambda: True,
+) -> list[int]:
     """KILL what `find()` comes upon, with groups of its own, until it finds nothing, `looks` times in a row:
-    one may miss what has forked meanwhile. Returns what is still there after `seconds`."""
+    one may miss what has forked meanwhile, and those that have not even seen all do not count. Returns what is
+    still there after `seconds`."""
     deadline, in_vain = time.monotonic() + seconds, 0
     while True:
         reap()
@@ -176,8 +198,8 @@ def kill_all(find: Callable[[], Iterator[int]], seconds: float, looks: int = 1) 
             else:
                 send(pid, signal.SIGKILL)
             pids.append(pid)
-        in_vain = 0 if pids else in_vain + 1
-        if in_vain == looks or time.monotonic() > deadline:
+        in_vain = 0 if pids else in_vain + saw_all()
+        if in_vain >= looks or time.monotonic() > deadline:
             return pids
         time.sleep(0.02)
 

@@ -7,7 +7,7 @@ import signal
 import time
 
 from launcher.hostbooks import close_books
-from launcher.hostproc import alive, carriers, descendants, identity, is_ours, kill_all, send
+from launcher.hostproc import Carriers, alive, descendants, identity, is_ours, kill_all, send
 from launcher.hostruns import FINAL, read_state, run_folder
 from launcher.hostword import MAY_BE, NOT_AGAIN, STOP_SIGNAL, leave_word
 
@@ -40,7 +40,8 @@ def command_stop(request: dict[str, Any]) -> dict[str, Any]:
     upto = attempt if request.get("exact") else None  # None: also whatever later one there is
     before = state_or_word(run, attempt, grace, reason, again)
     if before is None:
-        left = kill_all(lambda: carriers(run, upto) if read_state(run) is None else iter(()), 5.0)
+        early = Carriers(run, upto)
+        left = kill_all(lambda: early.look() if read_state(run) is None else iter(()), 5.0)
         return {"known": False, "ended": [], "left": left}
     number: int = signal.SIGTERM
     ends, unsaid = 0, ""  # the newest attempt that has been told; why that could not be written down
@@ -60,10 +61,11 @@ def command_stop(request: dict[str, Any]) -> dict[str, Any]:
     warden = before["warden"]
     below = [identity(pid) for pid in descendants(int(warden["pid"]))] if alive(warden) else []
     terminate(before, grace + 15.0, number)
-    looks = (
-        LOOKS if before["state"] == "lost" else 1
-    )  # whose supervisor has not seen to it that nothing is left
-    left = kill_all(lambda: carriers(run, ends), 5.0, looks)  # what somebody has started since is not ours
+    sought = Carriers(run, ends)  # what somebody has started since is not ours
+    if before["state"] == "lost":  # no supervisor has seen to it that nothing is left
+        left = kill_all(sought.look, 5.0, LOOKS, sought.saw_all)
+    else:
+        left = kill_all(sought.look, 5.0)
     below += before.get("left", ())
     kill_all(lambda: (int(who["pid"]) for who in below if alive(who) and is_ours(int(who["pid"]))), 5.0)
     still = [who for who in below if alive(who)]  # such as what was made another user's

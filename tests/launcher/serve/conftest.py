@@ -16,6 +16,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("door")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RINGCTL_HOME", str(folder / "ringctl"))
+        patch.setenv("RINGCTL_SLOTS", str(folder / "slots"))  # not those of whatever else runs here
         patch.delenv("RINGCTL_HOSTS", raising=False)
         with serving(slots=2) as service:
             yield service
@@ -25,4 +26,5 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 def at_the_door(door: Service, clean: None, monkeypatch: pytest.MonkeyPatch) -> Service:  # noqa: ARG001
     """The same, with its home as ours."""
     monkeypatch.setenv("RINGCTL_HOME", str(Path(door.folder) / "ringctl"))
+    monkeypatch.setenv("RINGCTL_SLOTS", str(Path(door.folder) / "slots"))
     return door
