@@ -85,15 +85,19 @@ def end_for_good(found: Found, grace: float, others: Sequence[Host] = ()) -> End
     ended = end_everywhere(found, grace, others)
     if begins and not watching.is_called_off(found.run):
         ended = replace(ended, watched=True)
-    if ended.watched:
-        click.echo(f"error: {still_there(found.run)}", err=True)
+    if ended.watched and not (words := still_there(found.run)):
+        ended = replace(ended, watched=False)
+    elif ended.watched:
+        click.echo(f"error: {words}", err=True)
     return ended
 
 
 def still_there(run: str) -> str:
+    """ "" if whoever it was waited for has ended at this moment."""
     from launcher import watching
 
-    return f"run {run} is still {watching.sentence(run)}; end that process"
+    who = watching.sentence(run)
+    return f"run {run} is still {who}; end that process" if who else ""
 
 
 def end_everywhere(found: Found, grace: float, others: Sequence[Host] = (), again: str = "") -> Ended:
@@ -262,8 +266,8 @@ def end_before(found: Found, asked: Asked, again: Again) -> None:
 
     needed = {host.name for host in restarts.needed(asked)}
     ended = end_everywhere(found, grace=5.0, again=again.token)
-    if ended.watched:
-        raise RingctlError(still_there(found.run))
+    if ended.watched and (words := still_there(found.run)):
+        raise RingctlError(words)
     for host, answer in ended.answers.items():
         left, silent = what_is_left(answer), answer.message if isinstance(answer, RingctlError) else ""
         if host in needed and (left or silent):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
 
 from launcher.hostdisk import (
+    LOCK_S,
     ROOM_BYTES,
     NotPlain,
+    lock_file,
     open_plain,
     read_json,
     remove_file,
@@ -18,7 +21,7 @@ from launcher.hostdisk import (
 )
 from launcher.hostevents import RANK_EXITED, EventLog, log_exit, segment_name, segments
 from launcher.hostproc import alive
-from launcher.hostruns import FINAL
+from launcher.hostruns import FINAL, is_state
 from launcher.hostword import MAY_BE, stop_word
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
@@ -39,7 +42,7 @@ def close_books(folder: str, reason: str, left: Sequence[dict[str, Any]] = (), u
         remove_file(room_file(folder))
         remove_leftovers(os.path.join(folder, "state.json"))
         state = read_json(os.path.join(folder, "state.json"))
-        if state is None or state["state"] in FINAL or alive(state["hostd"]):
+        if state is None or not is_state(state) or state["state"] in FINAL or alive(state["hostd"]):
             return  # the last: of a later attempt, which began this moment
         asked = stop_word(folder, int(state["attempt"]))
         wanted = asked.get("reason", "stopped") if asked else reason  # on a full disk there is no word
@@ -61,11 +64,7 @@ def close_books(folder: str, reason: str, left: Sequence[dict[str, Any]] = (), u
 
 
 def lock_books(folder: str) -> int:
-    import fcntl
-
-    lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    return lock
+    return lock_file(os.path.join(folder, "lock"), LOCK_S)
 
 
 def log_last_words(folder: str, attempt: int, words: Iterator[bytes]) -> bool:
@@ -73,13 +72,16 @@ def log_last_words(folder: str, attempt: int, words: Iterator[bytes]) -> bool:
     lock = lock_books(folder)
     try:
         state = read_json(os.path.join(folder, "state.json"))
-        if state is None or state["state"] in FINAL or int(state["attempt"]) != attempt:
+        theirs = state is None or not is_state(state) or int(state["attempt"]) != attempt
+        if theirs or state is None or state["state"] in FINAL:
             return True  # somebody else has closed them
-        log = None
-        for said in words:
-            log = log or EventLog(folder, attempt)
-            log.write(said)
-        return log is None or (log.finish() and not log.lost)
+        first = next(words, None)
+        if first is None:
+            return True
+        with contextlib.closing(EventLog(folder, attempt)) as log:
+            for said in (first, *words):
+                log.write(said)
+            return log.finish() and not log.lost
     finally:
         os.close(lock)
 
@@ -114,15 +116,16 @@ def log_ends(folder: str, state: dict[str, Any], told: dict[int | None, dict[str
     lacking = [rank for rank in state["ranks"] if rank["rank"] not in told]
     if not lacking and None in told:
         return
-    log = EventLog(folder, int(state["attempt"]))
-    state["segment"] = log.segment
-    for rank in lacking:
-        log_exit(log, rank["rank"], *(rank[key] for key in EXIT_KEYS))
-    if None not in told:
-        left = [who["pid"] for who in state["left"]]
-        more = {"unwritten": state["unwritten"]} if state["unwritten"] else {}
-        log.event("host_finished", rank=None, state=state["state"], cause=state["cause"], left=left, **more)
-    if not log.finish():
-        if log.size == 0:
-            remove_file(os.path.join(folder, segment_name(log.attempt, log.segment)))
-        raise OSError(log.unsaved, log.problem)
+    with contextlib.closing(EventLog(folder, int(state["attempt"]))) as log:
+        state["segment"] = log.segment
+        for rank in lacking:
+            log_exit(log, rank["rank"], *(rank[key] for key in EXIT_KEYS))
+        if None not in told:
+            left = [who["pid"] for who in state["left"]]
+            more = {"unwritten": state["unwritten"]} if state["unwritten"] else {}
+            about = {"state": state["state"], "cause": state["cause"], "left": left}
+            log.event("host_finished", rank=None, **about, **more)
+        if not log.finish():
+            if log.size == 0:
+                remove_file(os.path.join(folder, segment_name(log.attempt, log.segment)))
+            raise OSError(log.unsaved, log.problem)

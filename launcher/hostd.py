@@ -23,7 +23,7 @@ from launcher.hostanswer import answered
 from launcher.hostfollow import command_follow
 from launcher.hostprogress import command_stacks
 from launcher.hostruns import command_runs, command_secrets, command_slots
-from launcher.hoststart import claim_slots, command_start
+from launcher.hoststart import claim_slots, command_start, give_back
 from launcher.hoststop import command_stop, command_tell
 from launcher.hostword import command_again
 
@@ -48,17 +48,21 @@ def main() -> int:
         "secrets": command_secrets,
         "slots": command_slots,
     }
+    claimed = None
     signal.alarm(REQUEST_S)
     text = sys.stdin.buffer.readline()
     if command == "start" and text.startswith(b'{"claim":'):
-        if answered(claim_slots, command, json.loads(text)):
+        claimed = json.loads(text)
+        if answered(claim_slots, command, claimed):
             return 1
         signal.alarm(REQUEST_S)
         text = b""
     text += sys.stdin.buffer.read()
     signal.alarm(0)
-    if command == "start" and not text:
-        return 0  # whoever was about to start something has thought better of it
+    if command == "start" and not text:  # whoever was about to start something has thought better of it
+        if claimed:
+            give_back(claimed)
+        return 0
     return answered(commands[command], command, json.loads(text or b"{}"))
 
 

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import stat
+import time
 
 from launcher.hostproc import start_time
 
@@ -19,6 +20,7 @@ ROOM_BYTES = 1 << 20  # kept free on the disk while ranks run, for how they ende
 WORD_BYTES = 1 << 10  # and, as long as the run is known, for that it is to end
 ROOM = ".room"
 READ_BYTES = 1 << 20  # at a time, of a file or a pipe
+LOCK_S = 5.0  # whoever holds a lock of a run writes a small file; who holds it for longer has been stopped
 
 
 def replace_file(path: str, data: bytes, durable: bool = True) -> None:
@@ -26,7 +28,7 @@ def replace_file(path: str, data: bytes, durable: bool = True) -> None:
     if durable:
         remove_leftovers(path)
     temporary = f"{path}.tmp{os.getpid()}"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    fd = open_own(temporary, os.O_WRONLY | os.O_TRUNC)
     try:
         try:
             write_all(fd, data)
@@ -35,8 +37,8 @@ def replace_file(path: str, data: bytes, durable: bool = True) -> None:
         finally:
             os.close(fd)
         os.rename(temporary, path)
-    except OSError:
-        os.unlink(temporary)
+    except BaseException:  # also that we are told to end
+        remove_file(temporary)
         raise
     if durable:
         sync_folder(os.path.dirname(path))
@@ -60,7 +62,7 @@ def remove_file(path: str) -> None:
 
 def keep_room(folder: str) -> None:
     """Room on the disk for how the run ends, should the disk be full by then."""
-    fd = os.open(room_file(folder), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = open_own(room_file(folder), os.O_WRONLY)
     try:
         os.posix_fallocate(fd, 0, ROOM_BYTES)
     except OSError as error:
@@ -72,7 +74,7 @@ def keep_room(folder: str) -> None:
 
 def keep_room_for_word(path: str) -> None:
     """For what is to be at `path` one day, as little as it is: whoever writes it then must be able to."""
-    fd = os.open(path + ROOM, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = open_own(path + ROOM, os.O_WRONLY)
     try:
         write_all(fd, b" " * WORD_BYTES)
     finally:
@@ -81,7 +83,7 @@ def keep_room_for_word(path: str) -> None:
 
 def replace_in_room(path: str, data: bytes) -> None:
     """The same as replace_file where the disk is full, once, if room was kept for it."""
-    fd = os.open(path + ROOM, os.O_WRONLY | os.O_CLOEXEC)
+    fd = open_plain(path + ROOM, os.O_WRONLY)
     try:
         write_all(fd, data.ljust(WORD_BYTES))
         os.fsync(fd)
@@ -116,11 +118,42 @@ class NotPlain(OSError):
 def open_plain(path: str, flags: int = os.O_RDONLY) -> int:
     """A file where ranks may have put anything under its name: what is no plain file, such as a FIFO, which
     it would wait at, is an OSError."""
-    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd
     os.close(fd)
     raise NotPlain(errno.EINVAL, "it is no plain file", path)
+
+
+def open_own(path: str, flags: int) -> int:
+    """A file of the supervisor's, which is made if it is not there. What a rank has put in its place goes."""
+    try:
+        return open_plain(path, flags | os.O_CREAT | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENXIO, errno.ELOOP):
+            raise
+    remove_file(path)
+    return open_plain(path, flags | os.O_CREAT | os.O_EXCL)
+
+
+def lock_file(path: str, seconds: float) -> int:
+    """The descriptor of a locked file. Whoever has it for so long is not waited for: an OSError."""
+    import fcntl
+
+    lock, deadline = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() < deadline:
+                time.sleep(0.02)
+                continue
+            os.close(lock)
+            raise OSError(errno.EAGAIN, "somebody holds its lock", path) from None
+        except BaseException:
+            os.close(lock)
+            raise
+        return lock
 
 
 def read_plain(path: str, offset: int = 0) -> bytes:

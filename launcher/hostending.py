@@ -121,7 +121,9 @@ class Ending:
     def beat(self, clock: float) -> None:
         """Tell the others that this host is there, and mind how they are."""
         if self.lease is not None:
-            self.lease.beat(clock)
+            asleep = self.lease.beat(clock)
+            for rank in self.ranks:
+                rank.progress.slept(asleep, clock)
             self.mind_the_others(self.lease, clock)
 
     def mind_the_others(self, lease: Lease, clock: float) -> None:

@@ -129,6 +129,9 @@ class EventLog:
         self.held = sum(map(len, self.waiting))
         return len(rest) - len(ends)
 
+    def close(self) -> None:
+        os.close(self.fd)
+
     def event(self, kind: str, /, **data: object) -> None:
         record = dict({"kind": kind, "time": round(time.time(), 6)}, **data)
         self.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")

@@ -19,6 +19,8 @@ import signal
 import stat
 import sys
 
+from launcher.hostdisk import read_json
+
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
     from typing import Any
@@ -198,9 +200,8 @@ def plan_of(base: str) -> dict[str, Any]:
     """What this host was told to do in the last attempt that it took part in; without ranks, if nothing."""
     nothing: dict[str, Any] = {"ranks": [], "workdir": ""}
     try:
-        with open(os.path.join(base, "plan.json"), "rb") as file:
-            return dict(nothing, **json.loads(file.read()))
-    except (OSError, ValueError, TypeError):
+        return dict(nothing, **(read_json(os.path.join(base, "plan.json")) or {}))
+    except OSError:
         return nothing
 
 

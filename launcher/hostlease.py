@@ -26,6 +26,7 @@ LARGEST = 1400  # bytes: fits into one packet of every network
 LONGEST_REASON = 150
 EARLY_TIMES = 8  # leases: so long after its own start a host may still hear of another for the first time
 BYES = 3  # a datagram may get lost; that all of them are is what the lease is for
+ASLEEP_S = 1.0  # who comes to look so much later than meant was stopped meanwhile
 AT_ONCE = 256  # datagrams read in one go
 SIGNATURE = 32
 
@@ -68,6 +69,7 @@ class Lease:
         self._told: dict[str, float] = {}  # whom the leader misses, for how long
         self._told_at = 0.0
         self._next_beat = 0.0
+        self._looked = 0.0  # when we last did: nobody is missed for the time in which we could not
         self._words: dict[str, Any] = {"kind": "here"}  # what the leader is told
         self._ended = False  # on the leader: its own ranks have, or are about to
         self._known = False  # elsewhere: the leader has heard that they have here
@@ -91,14 +93,20 @@ class Lease:
             end.close()
             os.write(2, f"no lease on the run: {self.place}: {error.strerror}\n".encode())
             return -1
-        self._socket, self._opened = end, now
+        self._socket, self._opened, self._looked = end, now, now
         return end.fileno()
 
-    def beat(self, now: float) -> None:
-        """Called several times a second."""
+    def beat(self, now: float) -> float:
+        """Called several times a second. For how long that could not be done: we were stopped, perhaps with
+        all the others."""
+        asleep, self._looked = now - self._looked, now
+        if asleep > ASLEEP_S:
+            self._heard = {host: min(at + asleep, now) for host, at in self._heard.items()}
+            self._told_at = min(self._told_at + asleep, now)
         if not self.leads and now >= self._next_beat:
             self._next_beat = now + BEAT_S
             self._send(self._words, None)
+        return asleep if asleep > ASLEEP_S else 0.0
 
     def attend(self, seconds: float) -> None:
         """Do all that a lease asks for, for so long or until something came."""

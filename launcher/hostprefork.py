@@ -26,6 +26,8 @@ INSIST_SIGNAL = signal.SIGRTMIN + 10
 def prefork() -> None:
     """Import what every rank needs, fork one process a rank, and there become the user's program."""
     request = json.loads(sys.stdin.buffer.read())
+    for fd in [request["report"]] + [fd for rank in request["ranks"] for fd in rank["fds"]]:
+        os.set_inheritable(fd, False)  # nothing that an import starts is to keep them open
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)

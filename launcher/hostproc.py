@@ -186,8 +186,8 @@ def kill_all(
     saw_all: Callable[[], bool] = lambda: True,
 ) -> list[int]:
     """KILL what `find()` comes upon, with groups of its own, until it finds nothing, `looks` times in a row:
-    one may miss what has forked meanwhile, and those that have not even seen all do not count. Returns what is
-    still there after `seconds`."""
+    one may miss what has forked meanwhile, and those that have not even seen all do not count. Returns what
+    is still there after `seconds`."""
     deadline, in_vain = time.monotonic() + seconds, 0
     while True:
         reap()

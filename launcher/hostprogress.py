@@ -59,6 +59,10 @@ class Progress:
         self.made()
         return True
 
+    def slept(self, seconds: float, now: float) -> None:
+        """Nobody could look for so long, and so nobody knows whether it got on."""
+        self.at = min(self.at + seconds, now)
+
     def stood(self, lease: float, silence: float) -> bool:
         """Whether there was none for as long as the lease, and for ten usual steps. Where no steps are told,
         nobody knows: printed lines may mean nothing, so another host's silence has to be a long one."""

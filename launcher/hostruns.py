@@ -31,22 +31,50 @@ def runs_here() -> list[str]:
         return []
 
 
+class Unreadable(Refused):
+    """What is there as the state of a run is none. Perhaps a newer ringctl wrote it, or a rank."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__(f"what is written down there about run {run} cannot be read")
+
+
 def read_state(run: str) -> dict[str, Any] | None:
     """The run's state here; "lost" when its supervisor is gone without having finished it."""
-    state = read_json(os.path.join(run_folder(run), "state.json"))
+    state = read_as_it_is(run)
     if state is None:
         return None
     if state["state"] not in FINAL and not alive(state["hostd"]) and not alive(state["warden"]):
-        newer = read_json(os.path.join(run_folder(run), "state.json")) or state
+        newer = read_as_it_is(run) or state
         state = newer if newer["state"] in FINAL else dict(newer, state="lost")
     return state
+
+
+def read_as_it_is(run: str) -> dict[str, Any] | None:
+    state = read_json(os.path.join(run_folder(run), "state.json"))
+    if state is not None and not is_state(state):
+        raise Unreadable(run)
+    return state
+
+
+def is_state(value: dict[str, Any]) -> bool:
+    """Whether all that is asked of a state here can be."""
+    try:
+        who = [value["hostd"], value["warden"], *value.get("left", ())]
+        int(value["attempt"])
+        return (
+            isinstance(value["state"], str)
+            and all(isinstance(each["pid"], int) and {"start", "boot"} <= each.keys() for each in who)
+            and all(isinstance(each["rank"], int) and "state" in each for each in value["ranks"])
+        )
+    except (TypeError, KeyError, ValueError, AttributeError, OverflowError):
+        return False
 
 
 def state_to_tell(run: str) -> dict[str, Any] | None:
     """The run's state here. One that cannot be read, perhaps a newer ringctl's, does not hide the others."""
     try:
         return read_state(run)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (OSError, Unreadable):
         return {"run": run}
 
 

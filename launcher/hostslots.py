@@ -190,8 +190,11 @@ def put(folder: int, name: str, data: bytes) -> None:
         finally:
             os.close(fd)
         os.rename(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except OSError:
-        os.unlink(beside, dir_fd=folder)
+    except BaseException:  # also that we are told to end
+        try:
+            os.unlink(beside, dir_fd=folder)
+        except FileNotFoundError:
+            pass  # it has its name already
         raise
 
 
@@ -207,6 +210,20 @@ def remove(run: str) -> None:
         pass
     finally:
         os.close(folder)
+
+
+def remove_of(run: str, pid: int) -> None:
+    """If they are held by this process, and by no later one."""
+    try:
+        folder = open_folder(make=False)
+    except (Unusable, OSError):
+        return
+    try:
+        record = own(folder, run)
+    finally:
+        os.close(folder)
+    if record is not None and record["pid"] == pid:
+        remove(run)
 
 
 def let_go(run: str, kept_s: float) -> None:

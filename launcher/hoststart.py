@@ -7,7 +7,7 @@ import os
 import signal
 
 from launcher.hostanswer import Refused
-from launcher.hostdisk import read_json, replace_file
+from launcher.hostdisk import lock_file, read_json, replace_file
 from launcher.hostproc import alive, identity
 from launcher.hostruns import FINAL, home_folder, read_state, run_folder
 from launcher.hoststop import GONE_S, terminate
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 ALREADY = "there is a run"  # the controller knows this beginning
+START_S = 45.0  # so long somebody else may take to start the run; whoever asks us waits for a minute
 SLOTS_TAKEN = "no room for it by now:"  # the controller knows this beginning
 
 
@@ -48,8 +49,7 @@ def command_start(request: dict[str, Any]) -> dict[str, Any]:
         read, write = os.pipe()
         if os.fork() == 0:
             os.close(read)
-            os.close(lock)
-            be(lambda: be_warden(folder, request, write))
+            be(lambda: be_warden(folder, request, write, lock))
         os.close(write)
         with os.fdopen(read, "rb") as answer:
             reply = answer.read()
@@ -75,13 +75,16 @@ def claim_slots(request: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def give_back(request: dict[str, Any]) -> None:
+    """Whoever claimed slots has thought better of it. A run that has begun here meanwhile keeps them."""
+    from launcher import hostslots
+
+    hostslots.remove_of(str(request["claim"]["run"]), os.getpid())
+
+
 def lock_starts(folder: str) -> int:
     """Of several who start one run at once, each waits until it is decided about the one before."""
-    import fcntl
-
-    lock = os.open(os.path.join(folder, "start.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    return lock
+    return lock_file(os.path.join(folder, "start.lock"), START_S)
 
 
 def answered_before(folder: str, request: dict[str, Any]) -> dict[str, Any] | None:

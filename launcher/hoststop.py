@@ -8,7 +8,7 @@ import time
 
 from launcher.hostbooks import close_books
 from launcher.hostproc import Carriers, alive, descendants, identity, is_ours, kill_all, send
-from launcher.hostruns import FINAL, read_state, run_folder
+from launcher.hostruns import FINAL, Unreadable, read_state, run_folder
 from launcher.hostword import MAY_BE, NOT_AGAIN, STOP_SIGNAL, leave_word
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 LOOKS = 6  # a process that forks and ends without a pause is seen by three looks of four
+SWEPT_S = 8.0  # by then a supervisor whose ranks were ended has said so
 GONE_S = 5.0  # a supervisor whose ranks have ended goes at once when it is told to
 
 
@@ -38,7 +39,10 @@ def command_stop(request: dict[str, Any]) -> dict[str, Any]:
     reason, attempt = str(request.get("reason") or "stopped"), int(request.get("attempt") or 1)
     folder, again = run_folder(run), str(request.get("again") or "")
     upto = attempt if request.get("exact") else None  # None: also whatever later one there is
-    before = state_or_word(run, attempt, grace, reason, again)
+    try:
+        before = state_or_word(run, attempt, grace, reason, again)
+    except Unreadable:
+        before = state_once_swept(run, attempt, upto, grace, reason, again)
     if before is None:
         early = Carriers(run, upto)
         left = kill_all(lambda: early.look() if read_state(run) is None else iter(()), 5.0)
@@ -108,6 +112,26 @@ def state_or_word(run: str, attempt: int, grace: float, reason: str, again: str)
             leave_word(folder, attempt, grace, reason, again)
         if fresh or time.monotonic() > deadline:
             return read_state(run)
+        time.sleep(0.05)
+
+
+def state_once_swept(
+    run: str, attempt: int, upto: int | None, grace: float, reason: str, again: str
+) -> dict[str, Any] | None:
+    """The state of a run whose ranks may have put something else in its place: they are ended first, and
+    their supervisor then writes how. Where there is none to do so it stays Unreadable."""
+    try:
+        leave_word(run_folder(run), attempt, grace, reason, again)
+    except OSError:
+        pass  # a full disk
+    sought, deadline = Carriers(run, upto), time.monotonic() + SWEPT_S
+    kill_all(sought.look, 5.0, LOOKS, sought.saw_all)
+    while True:
+        try:
+            return read_state(run)
+        except Unreadable:
+            if time.monotonic() > deadline:
+                raise
         time.sleep(0.05)
 
 

@@ -21,6 +21,8 @@ import os
 import sys
 import time
 
+from launcher.hostdisk import read_json
+
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
     from typing import Any
@@ -277,15 +279,15 @@ def used_by_runs() -> set[str]:
     used, folder = set(), os.path.join(home_folder(), "runs")
     for run in os.listdir(folder) if os.path.isdir(folder) else []:
         try:
-            with open(os.path.join(folder, run, "plan.json"), "rb") as f:
-                plan = json.loads(f.read())
-            with open(os.path.join(folder, run, "state.json"), "rb") as f:
-                state = json.loads(f.read())
-        except (OSError, ValueError):
+            plan = read_json(os.path.join(folder, run, "plan.json"))
+            state = read_json(os.path.join(folder, run, "state.json"))
+        except OSError:
+            continue
+        if plan is None or state is None:
             continue
         done = FINAL if plan.get("code") else ("succeeded",)
         if state.get("state") not in done and plan.get("snapshot"):
-            used.add(plan["snapshot"])
+            used.add(str(plan["snapshot"]))
     return used
 
 

@@ -52,6 +52,7 @@ LOG_BYTES = 3 * ROOM_BYTES // 4  # of the room that is kept for the end
 LASTING_S = (
     60.0  # what keeps the end from being written down may pass, such as a server of files that restarts
 )
+REPORT_S = 10.0  # a rank that its zygote has started reports within this, or never
 HELD_BYTES = 8 << 20  # events that wait for room on a full disk; ranks that say more meanwhile are ended
 
 
@@ -67,6 +68,7 @@ class Supervisor:
         self.port: socket.socket | None = None  # open as long as the master port is ours
         self.zygote = 0  # the process that imports torch and forks the ranks; 0 for none
         self.zygote_status: int | None = None
+        self.zygote_ended = 0.0  # when that was seen
         self.report_fd = -1
         self.report = b""
         self.state = "starting"
@@ -282,23 +284,32 @@ class Supervisor:
             number, pid = (int(word) for word in line.split())
             self.rank_started(next(r for r in self.ranks if r.number == number), pid)
         if not data and self.poll is not None:
-            self.poll.unregister(self.report_fd)
-            os.close(self.report_fd)
-            self.report_fd = -1
+            self.close_report()
         return bool(data)
 
+    def close_report(self) -> None:
+        if self.poll is not None:
+            self.poll.unregister(self.report_fd)
+        os.close(self.report_fd)
+        self.report_fd = -1
+
     def collect(self) -> None:
-        """Take note of every child that has ended."""
+        """Take note of every child that has ended. What a zygote's imports have started may keep its report
+        open for ever."""
         for pid, status in reap():
             # The number of one that has ended may be that of something else below us by now.
             rank = next((r for r in self.ranks if r.pid == pid and not r.ended), None)
             if rank is not None:
                 self.rank_ended(rank, status)
             elif pid == self.zygote and self.zygote_status is None:
-                self.zygote_status = status
+                self.zygote_status, self.zygote_ended = status, time.monotonic()
             elif self.report_fd >= 0:
                 self.orphans[pid] = status
-        if self.zygote_status is not None and self.report_fd < 0:
+        if self.zygote_status is None:
+            return
+        if self.report_fd >= 0 and time.monotonic() > self.zygote_ended + REPORT_S and self.read_report():
+            self.close_report()
+        if self.report_fd < 0:
             self.zygote_gone()
 
     def zygote_gone(self) -> None:
@@ -379,14 +390,7 @@ class Supervisor:
         self.unwritten = self.log.lost
         self.log_end(**({"unwritten": self.unwritten} if self.unwritten else {}))
         self.ending.tell_the_end(self.state)
-        patience = time.monotonic() + LASTING_S
-        while not self.close() and not self.ending.asked:
-            if not self.waits_for_room() and time.monotonic() > patience:
-                self.save()  # without the end of the log, if it is that
-                break
-            self.ending.attend(TICK_S)  # nothing runs any more: there is time to wait for room on the disk
-        if self.log.held:
-            self.close_short()
+        self.close_in_time()
         self.ending.linger()
 
     def take_last_words(self) -> None:
@@ -413,6 +417,17 @@ class Supervisor:
             return False
         return self.close_with_room()
 
+    def close_in_time(self) -> None:
+        """Nothing runs any more: there is time to wait for room on the disk, unless we are asked to end."""
+        patience = time.monotonic() + LASTING_S
+        while not self.close() and not self.ending.asked:
+            if not self.waits_for_room() and time.monotonic() > patience:
+                self.save()  # without the end of the log, if it is that
+                break
+            self.ending.attend(TICK_S)
+        if self.log.held:
+            self.close_short()
+
     def close_with_room(self) -> bool:
         try:
             remove_file(room_file(self.folder))
@@ -429,9 +444,9 @@ class Supervisor:
             self.log_end(unwritten=self.unwritten)
         self.close_with_room()
 
-    def abandon(self, error: str) -> None:
+    def abandon(self, error: str) -> bool:
         """The start failed: leave no process, and say of every rank that it did not start, or what it said
-        until then."""
+        until then. Whether that is written down."""
         for number in END_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         if self.report_fd >= 0:
@@ -449,7 +464,13 @@ class Supervisor:
             log_exit(self.log, rank.number, self.state, code, name, reason)
         self.ended, self.unwritten = time.time(), self.log.lost
         self.log_end(cause=error, **({"unwritten": self.unwritten} if self.unwritten else {}))
-        self.close()
+        return self.close()
+
+    def close_later(self) -> None:
+        """What could not be written down at once; whoever asked has been told meanwhile."""
+        for number in END_SIGNALS:
+            signal.signal(number, self.ending.on_terminate)
+        self.close_in_time()
 
     def save(self, durable: bool = True) -> bool:
         """Whether the state could be written; if not, the next heartbeat tries again."""

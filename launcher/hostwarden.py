@@ -11,6 +11,7 @@ Why nothing is left behind:
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -20,7 +21,7 @@ import time
 from launcher.hostanswer import Refused
 from launcher.hostbooks import close_books, log_last_words
 from launcher.hostcode import remove_half
-from launcher.hostdisk import NO_ROOM, keep_room, keep_room_for_word, write_all
+from launcher.hostdisk import NO_ROOM, keep_room, keep_room_for_word, open_own, write_all
 from launcher.hostprefork import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl, raise_open_files
 from launcher.hostproc import identity, kill_below, send
 from launcher.hostranks import Rank
@@ -61,7 +62,7 @@ def detach(folder: str) -> None:
     os.setsid()
     os.chdir("/")
     null = os.open(os.devnull, os.O_RDONLY)
-    log = os.open(os.path.join(folder, "hostd.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log = open_own(os.path.join(folder, "hostd.log"), os.O_WRONLY | os.O_APPEND)
     os.dup2(null, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -70,8 +71,9 @@ def detach(folder: str) -> None:
             os.close(fd)
 
 
-def be_warden(folder: str, plan: dict[str, Any], answer: int) -> int:
-    """Start hostd and outlive it: when it is gone, so is everything below it."""
+def be_warden(folder: str, plan: dict[str, Any], answer: int, lock: int) -> int:
+    """Start hostd and outlive it: when it is gone, so is everything below it. Until there is a state by which
+    others know of us, the `lock` on starts is held, whatever becomes of whoever asked."""
     detach(folder)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     raise_open_files()
@@ -82,8 +84,9 @@ def be_warden(folder: str, plan: dict[str, Any], answer: int) -> int:
     if child == 0:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        be(lambda: be_hostd(folder, plan, warden, ranks, problem, answer))
+        be(lambda: be_hostd(folder, plan, warden, ranks, problem, answer, lock))
     os.close(answer)
+    os.close(lock)
     for rank in ranks:
         rank.close_write_ends()
     for number in END_SIGNALS:
@@ -138,27 +141,34 @@ def books_closed(folder: str, left: list[dict[str, Any]], unwritten: int) -> boo
     try:
         close_books(folder, KILLED, left, unwritten)
     except OSError as error:
-        if error.errno not in NO_ROOM:
+        if error.errno not in (*NO_ROOM, errno.EAGAIN):  # the latter: somebody holds its lock
             raise
         return False
     return True
 
 
 def be_hostd(
-    folder: str, plan: dict[str, Any], warden: dict[str, Any], ranks: list[Rank], problem: str, answer: int
+    folder: str,
+    plan: dict[str, Any],
+    warden: dict[str, Any],
+    ranks: list[Rank],
+    problem: str,
+    answer: int,
+    lock: int,
 ) -> int:
     """Start the ranks, unless there is a problem already, tell whoever waits at `answer` how that went, and
     see them to their end."""
     try:
         supervisor = Supervisor(folder, plan, warden, ranks)
     except OSError as error:
-        write_all(answer, json.dumps({"error": str(error)}).encode())
+        say(answer, {"error": str(error)})
         return 0
     ended_early = functools.partial(refuse_to_start, folder, plan, warden)
     try:
         for number in END_SIGNALS:
             signal.signal(number, ended_early)
         supervisor.write_state()
+        os.close(lock)
         keep_room(folder)
         keep_room_for_word(os.path.join(folder, STOP))
         if is_stopped(folder, plan):  # whoever comes later finds the state saved above
@@ -174,19 +184,31 @@ def be_hostd(
             "ranks": {str(r.number): r.pid for r in supervisor.ranks},
         }
     except (Refused, OSError) as error:
-        supervisor.abandon(str(error))
-        write_all(answer, json.dumps({"error": str(error)}).encode())
+        is_closed = supervisor.abandon(str(error))
+        say(answer, {"error": str(error)})
+        if not is_closed:
+            supervisor.close_later()
         return 0
-    write_all(answer, json.dumps(reply).encode())
-    os.close(answer)
+    say(answer, reply)
     supervisor.run()
     return 0
+
+
+def say(answer: int, reply: dict[str, Any]) -> None:
+    try:
+        write_all(answer, json.dumps(reply).encode())
+    except BrokenPipeError:
+        pass  # whoever asked was killed; what has started goes on, and can be asked for
+    os.close(answer)
 
 
 def refuse_to_start(
     folder: str, plan: dict[str, Any], warden: dict[str, Any], number: int, _: object
 ) -> None:
-    """Told to end while the ranks are started: by a stop, which has left its word, or by somebody else."""
+    """Told to end while the ranks are started: by a stop, which has left its word, or by somebody else. Once
+    is enough."""
+    for each in END_SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
     word = stop_word(folder, int(plan["attempt"])) or {}
     if number == STOP_SIGNAL or word.get("reason") == "stopped":
         raise Refused(STOPPED_EARLY)

@@ -7,8 +7,8 @@ import os
 import signal
 import time
 
-from launcher.hostdisk import NO_ROOM, ROOM, read_json, replace_file, replace_in_room
-from launcher.hostruns import run_folder
+from launcher.hostdisk import LOCK_S, NO_ROOM, ROOM, lock_file, read_json, replace_file, replace_in_room
+from launcher.hostruns import is_state, run_folder
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ STOP_SIGNAL = signal.SIGRTMIN + 11
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, STOP_SIGNAL)
 STOP = "stop.json"  # in a run's folder: the word
 MAY_BE = -1  # lines of the log that are lost: it is not known whether there are any
+NUMBER = (int, float)
+WORD = {"attempt": (int,), "wanted": (int,), "grace": NUMBER, "time": NUMBER, "reason": (str,), "off": (str,)}
 STOPPED_EARLY = "it was stopped while it was starting"  # the controller knows these words
 
 
@@ -29,13 +31,10 @@ def leave_word(folder: str, attempt: int, grace: float, reason: str, again: str 
     """Write down for the supervisor, and for all times, that this attempt and those before it are to end. Of
     several who ask at once the least patient counts, and that somebody wants it so. Whoever has announced a
     start by hand, and is not the one who asks (`again`), does not start it."""
-    import fcntl
-
     path = os.path.join(folder, STOP)
-    lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = lock_file(os.path.join(folder, "lock"), LOCK_S)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        before = read_json(path)
+        before = read_word(folder)
         if before and int(before.get("attempt", attempt)) >= attempt:
             attempt, grace = int(before.get("attempt", attempt)), min(grace, float(before["grace"]))
         elif before and started_after(folder, int(before.get("attempt", attempt))):
@@ -61,6 +60,13 @@ def leave_word(folder: str, attempt: int, grace: float, reason: str, again: str 
         os.close(lock)
 
 
+def read_word(folder: str) -> dict[str, Any] | None:
+    """The word that was left there. What is none, which a rank may have put in its place, says nothing."""
+    word = read_json(os.path.join(folder, STOP))
+    fits = word is not None and all(type(word[key]) in kinds for key, kinds in WORD.items() if key in word)
+    return word if fits and word is not None and "grace" in word else None
+
+
 def is_said(word: dict[str, Any], before: dict[str, Any]) -> bool:
     """Whether the word that was left before says as much."""
     return all(before.get(key) == word[key] for key in word if key != "time")
@@ -75,7 +81,7 @@ def started_after(folder: str, attempt: int) -> bool:
     """Whether a later attempt than this one has been started here. Numbers that a start has used up
     elsewhere do not count: what somebody has stopped stays stopped."""
     state = read_json(os.path.join(folder, "state.json"))
-    return state is not None and int(state["attempt"]) > attempt
+    return state is not None and is_state(state) and int(state["attempt"]) > attempt
 
 
 def command_again(request: dict[str, Any]) -> dict[str, Any]:
@@ -94,14 +100,14 @@ def announced(folder: str) -> str:
 
 def stop_word(folder: str, attempt: int) -> dict[str, Any] | None:
     """What whoever ended this attempt, or a later one, has left; None if nobody has."""
-    word = read_json(os.path.join(folder, STOP))
+    word = read_word(folder)
     return word if word and int(word.get("attempt", attempt)) >= attempt else None
 
 
 def is_stopped(folder: str, request: dict[str, Any]) -> bool:
     """Whether this attempt must not start: it was stopped, or called off, or it starts by itself after
     somebody stopped the run."""
-    word = read_json(os.path.join(folder, STOP)) or {}
+    word = read_word(folder) or {}
     unwanted = bool(request.get("automatic")) and stopped_in(word) >= int(request.get("since") or 1)
     called_off = bool(request.get("again")) and word.get("off") == request["again"]
     return unwanted or called_off or stop_word(folder, int(request["attempt"])) is not None

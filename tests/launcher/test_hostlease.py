@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -78,6 +79,21 @@ def test_who_hears_nothing_of_the_leader_misses_it(port: int) -> None:
     with supervisors(port, 2) as (one, two):
         meet(one, two, now=0.0)
         assert two.silent(11.0) == {"s1": 11.0}
+
+
+def test_nobody_is_missed_for_a_time_in_which_nobody_could_look(port: int) -> None:
+    """All hosts of a run may be stopped together: a queue suspends it, the disks under them all hang."""
+    with supervisors(port, 2) as (one, two):
+        one.beat(0.0)
+        meet(one, two, now=0.0)
+        for lease in (one, two):
+            for tenth in range(1, 51):
+                lease.beat(tenth / 10)
+            assert lease.beat(45.0) == 40.0, "so long it was asleep"
+            assert not lease.silent(45.0)
+            for tenth in range(1, 61):
+                lease.beat(45.0 + tenth / 10)
+            assert [round(seconds) for seconds in lease.silent(51.0).values()] == [11]
 
 
 def test_a_lease_that_never_began_does_not_run_out(port: int) -> None:
@@ -252,3 +268,12 @@ def test_how_long_a_rank_took_to_begin_is_no_usual_step() -> None:
     progress.stepped({"step": 2})
     progress.at -= 11.0
     assert progress.stood(8.0, 0.0), "for eleven usual steps"
+
+
+def test_ranks_do_not_stand_still_for_a_time_in_which_nobody_could_look() -> None:
+    progress = Progress("")
+    progress.stepped({"step": 1})
+    progress.at -= 30.0
+    assert progress.stood(8.0, 30.0)
+    progress.slept(25.0, time.monotonic())
+    assert not progress.stood(8.0, 30.0)
