@@ -15,13 +15,24 @@ from launcher import kit
 from launcher.errors import HostError, RingctlError
 from launcher.model import Host
 from launcher.redact import Hidden, revealed
-from launcher.told import HostNow, check_stopped, checked_now, checked_secrets, checked_state, words_of
+from launcher.told import (
+    HostNow,
+    check_stopped,
+    checked_now,
+    checked_secrets,
+    checked_state,
+    is_light,
+    words_of,
+)
 from launcher.transport import Channel, Completed, Pool, Transport
 
 SENTINEL = b"--ringctl-hostd--\n"
 ANSWER_S = 60.0  # by then a host has answered, or something is wrong with it
 LARGEST_ANSWER = 64 << 20
+LARGEST_SHORT = 1 << 20  # which cannot take much memory, whatever is in it
 LARGEST_NOISE = 1 << 20  # of a login shell, before the first answer
+MOST_VALUES = 4_000_000  # in an answer; those of an honest one take more than ten bytes each
+MOST_STATES = 100_000  # in an answer; a host may have had as many runs
 STRANGE = "it answered something else than it was asked"
 SHELL = "look at what its shell reads first there, such as ~/.bashrc"
 
@@ -139,7 +150,8 @@ class Conversation:
         self.transport, self.source, self.host = transport, source, transport.host
         self.noise = b""  # what a login shell printed before the first answer
         self._argv, self._stdin = argv, b"".join(map(line, requests))
-        self._begun, self._installed, self._rest = False, False, b""
+        self._begun, self._installed = False, False
+        self._rest = bytearray()  # grows in place: what drips in behind much is not copied for each drop
         self._channel = transport.stream(argv, self._stdin, more=True)
 
     def say(self, request: dict[str, Any]) -> None:
@@ -157,21 +169,26 @@ class Conversation:
     def answer(self, seconds: float) -> dict[str, Any]:
         """The next one; raises HostError if none comes in time, or none that can be read."""
         deadline = time.monotonic() + seconds
+        begin = looked = 0  # where its text begins, once that is known, and how far it was looked for more
         while True:
-            before, found, after = self._rest.partition(SENTINEL)
-            text, ended, rest = after.partition(b"\n")
-            if found and ended:
-                self.noise, self._begun = (self.noise if self._begun else before), True
-                self._rest = rest
+            if not begin and (at := self._rest.find(SENTINEL, looked)) >= 0:
+                begin = looked = at + len(SENTINEL)
+            end = self._rest.find(b"\n", looked) if begin else -1
+            if end >= 0:
+                before, text = self._rest[: begin - len(SENTINEL)], bytes(self._rest[begin:end])
+                self.noise, self._begun = (self.noise if self._begun else bytes(before)), True
+                del self._rest[: end + 1]
                 return decoded(self.host.name, text)
+            looked = len(self._rest) if begin else max(0, len(self._rest) - len(SENTINEL))
             left = deadline - time.monotonic()
             data = self._channel.read(left) if left > 0 else None  # who never stops talking has no more time
             if data is None:
                 raise self._silence(seconds)
             if not data:
                 self._ended_early()
+                begin = looked = 0
             self._rest += data
-            if len(self._rest) > (LARGEST_ANSWER if self._begun or found else LARGEST_NOISE):
+            if len(self._rest) > (LARGEST_ANSWER if self._begun or begin else LARGEST_NOISE):
                 raise HostError(self.host.name, "an answer without an end", fix="" if self._begun else SHELL)
 
     def _silence(self, seconds: float) -> HostError:
@@ -179,7 +196,7 @@ class Conversation:
         words = f"no answer within {seconds:.0f} s"
         if self._begun or self._channel.began:
             return HostError(self.host.name, words)
-        last = Completed(1, self._rest, said).last_words
+        last = Completed(1, bytes(self._rest), said).last_words
         also = f"its login shell waits for something; it said: {last}"
         return HostError(self.host.name, f"{words}: {also}", fix=SHELL)
 
@@ -189,10 +206,11 @@ class Conversation:
             raise HostError(self.host.name, "the connection was lost")
         if kit.MISSING not in self._rest or self._installed:
             errors = self._channel.errors()
-            raise not_run(self.host, self.source, Completed(1, self._rest, errors, began=self._channel.began))
+            done = Completed(1, bytes(self._rest), errors, began=self._channel.began)
+            raise not_run(self.host, self.source, done)
         self._channel.close()
         self.transport.install()
-        self._installed, self._rest = True, b""
+        self._installed, self._rest = True, bytearray()
         self._channel = self.transport.stream(self._argv, self._stdin, more=True)
 
     def close(self) -> None:
@@ -205,6 +223,8 @@ def line(request: dict[str, Any]) -> bytes:
 
 def decoded(host: str, text: bytes) -> dict[str, Any]:
     """One answer; HostError for whatever else came, RingctlError for a refusal."""
+    if len(text) > LARGEST_SHORT and not is_light(text, MOST_VALUES):
+        raise HostError(host, STRANGE)
     try:
         answer = json.loads(text[:LARGEST_ANSWER])
     except (ValueError, RecursionError):
@@ -218,18 +238,22 @@ def decoded(host: str, text: bytes) -> dict[str, Any]:
 
 def states_of(host: str, told: Any) -> list[dict[str, Any]]:
     """The states in an answer. One that cannot be read may be a newer ringctl's: the others still count."""
-    states = []
-    if not isinstance(told, list):
+    if not isinstance(told, list) or len(told) > MOST_STATES:
         raise HostError(host, STRANGE)
+    states, unread = [], []
     for state in told:
         try:
             states.append(checked_state(state))
         except (TypeError, KeyError, ValueError, AttributeError):
             if not isinstance(state, dict):
                 raise HostError(host, STRANGE) from None
-            run = words_of(str(state.get("run")))[:80]
-            words = f"what it tells of run {run} cannot be read here, and is left out"
-            print(f"{host}: {words}; another version of ringctl may have started it", file=sys.stderr)
+            unread.append(state)
+    if unread:
+        which = f"run {words_of(str(unread[0].get('run')))[:80]}"
+        if len(unread) > 1:
+            which += f", and of {len(unread) - 1} more,"
+        words = f"what it tells of {which} cannot be read here, and is left out"
+        print(f"{host}: {words}; another version of ringctl may have started it", file=sys.stderr)
     return states
 
 

@@ -36,9 +36,20 @@ def explain(what: str | None, as_json: bool, **where: str | None) -> int:
     others waiting, and where. Exit code 0: here is why. 1: nothing is known to be wrong, or why is not known.
     2: there is no such run or file.
     """
-    about = of_log(what) if is_log(what) else of_run(named_run(what, where))
+    found = None if is_log(what) else named_run(what, where)
+    about = of_run(found) if found else of_log(what)
     show(about, as_json)
+    tell_lost(found.state if found else None)
     return 0 if about["explained"] else 1
+
+
+def tell_lost(state: RunState | None) -> None:
+    """Why it failed may have been among lines that are lost."""
+    from launcher.logs import visible
+    from launcher.text import lost_lines
+
+    for words in lost_lines(state):
+        click.echo(visible(words), err=True)
 
 
 def is_log(what: str | None) -> bool:

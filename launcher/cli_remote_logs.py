@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,7 +78,9 @@ def logs(
     if follow and not previous:
         follow_run(there, row["run"], look=look, wanted=wanted, since=row["attempt"])
         return 0
-    show(there, row["run"], wanted, look, attempt or row["attempt"])
+    shown = attempt or row["attempt"]
+    show(there, row["run"], wanted, look, shown)
+    tell_last(there, row["run"], showlogs.note, lambda each: each == shown)
     if previous:
         showlogs.finish(outcome_of(there, row, attempt), look)
     elif row["state"] in (*OVER, "queued"):
@@ -170,14 +172,29 @@ def show(there: Client, run: str, wanted: Filter, look: Look, attempt: int, *, l
     return last
 
 
-def all_events(there: Client, run: str, after: int = 0) -> Iterator[Page]:
-    """All that was recorded, page by page."""
+def all_events(there: Client, run: str, after: int = 0, kind: str | None = None) -> Iterator[Page]:
+    """All that was recorded, or all of one kind, page by page."""
     more = True
     while more:
-        page = there.get(there.run(run, "/events"), after=after, limit=AT_ONCE)
+        page = there.get(there.run(run, "/events"), after=after, limit=AT_ONCE, kind=kind)
         more, after = page["more"], page["last"]
         events = checked(there, (event_of(each) for each in page["events"]))
         yield Page(after, events, numbers(there, "id", page["events"]))
+
+
+def tell_last(
+    there: Client, run: str, note: Callable[[str], None], wanted: Callable[[int], bool], after: int = 0
+) -> int:
+    """What hosts have said last, after this event, in attempts that are `wanted`: which lines are lost, which
+    processes are left. Until which event was looked."""
+    from launcher.lastword import LAST, said_last
+    from launcher.logs import visible
+
+    for page in all_events(there, run, after, LAST):
+        after = page.last
+        for words in said_last(event for event in page.events if wanted(event.attempt)):
+            note(visible(words))
+    return after
 
 
 def checked(there: Client, told: Iterable[Event]) -> list[Event]:
@@ -289,6 +306,8 @@ def follow_run(
             for name, number, data in there.stream(there.run(run, "/stream"), follower.after):
                 until = 0.0
                 follower.take(name, number, data)
+                if name == "end":
+                    follower.tell_last()
                 if name == "end" and screen is not None:
                     return exit_code(follower.state.state if follower.state else "")
                 if name == "end":
@@ -318,11 +337,16 @@ class Follower:
         self._screen = screen
         self._write = showlogs.writer(replace(look, tail=None))
         self._why = ""
+        self._attempt = 0  # that it was last told to be in
+        self._told = 0  # what hosts have said last is told up to this event
         self._planned = 0  # the attempt whose plan was shown
 
     def take(self, name: str, number: int, data: Any) -> None:
         if name == "run":
             self._say_how(data)
+            before, self._attempt = self._attempt, self.there.understood(lambda: int(data["attempt"]))
+            if self._attempt > before > 0:
+                self.tell_last()
         if self.look.as_json:  # all kinds of events, of which a stream tells but two
             for page in all_events(self.there, self.run, self.after):
                 self._show(page.events)
@@ -331,6 +355,13 @@ class Follower:
             new = (line_event(self.run, line) for line in data if line[0] > self.after)
             self._show(checked(self.there, new))
             self.after = max(self.after, number)
+
+    def tell_last(self) -> None:
+        """Lines that are lost: a stream has none of what tells of them."""
+        from launcher import showlogs
+
+        note = showlogs.note if self._screen is None else self._screen.note
+        self._told = tell_last(self.there, self.run, note, lambda each: each >= self.since, self._told)
 
     def _show(self, new: Sequence[Event]) -> None:
         events = self.wanted.apply([event for event in new if event.attempt >= self.since])

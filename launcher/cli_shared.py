@@ -269,7 +269,7 @@ def show_status(found: Found, detail: Mapping[str, Any] | None, watched: str, *,
     name = f" ({found.name})" if found.name else ""
     render.say([f"run {found.run}{name}: {text.run_json(found)['state']}"])
     render.say(retold.unstarted_lines(detail) if detail else [])
-    render.say(text.attempt_lines(found, watched))
+    render.say([*text.attempt_lines(found, watched), *text.lost_lines(state)])
     if state and text.progress_parts(state):
         render.say(["  ".join(text.progress_parts(state))])
     if not found.never_started:

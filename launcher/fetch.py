@@ -83,10 +83,10 @@ class Sender(Conversation):
         """So many bytes, as they come, and none that comes after them."""
         pace = pace or Pace(self.host.name)
         while length:
-            data = self._rest or self._channel.read(pace.left())
+            data = bytes(self._rest) or self._channel.read(pace.left())
             if data == b"":
                 raise HostError(self.host.name, "the connection was lost")
-            piece, self._rest = (data or b"")[:length], (data or b"")[length:]
+            piece, self._rest = (data or b"")[:length], bytearray((data or b"")[length:])
             length -= len(piece)
             pace.came(len(piece))
             yield piece

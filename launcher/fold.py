@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from launcher.hostword import MAY_BE
 from launcher.model import Event, Plan, RankState, RunState, RunStatus
-from launcher.told import words_of
+from launcher.told import MOST, words_of
 
 ENDED = ("succeeded", "failed", "stopped")
 ASIDE = ("line", "stack", "oom")  # told of a rank, without being a sign of its life
@@ -25,7 +26,7 @@ def initial(plan: Plan) -> RunState:
 def before(state: RunState) -> RunState:
     """The same run before anything happened, to fold its events from the first one on."""
     ranks = {number: RankState(number, rank.host) for number, rank in state.ranks.items()}
-    return replace(state, state="starting", ranks=ranks, started=None, ended=None)
+    return replace(state, state="starting", ranks=ranks, started=None, ended=None, unwritten={})
 
 
 def from_states(states: Sequence[Mapping[str, Any]]) -> RunState:
@@ -45,7 +46,14 @@ def from_states(states: Sequence[Mapping[str, Any]]) -> RunState:
         ranks=dict(sorted(ranks.items())),
         started=min(state["started"] for state in states),
         ended=None if None in ended else max(ended),
+        unwritten={state["host"]: lines for state in states if (lines := unwritten(state))},
     )
+
+
+def unwritten(told: Mapping[str, Any]) -> int:
+    """How many lines of its log a host says that are lost, MAY_BE if nobody knows whether any are."""
+    lines = told.get("unwritten", 0)
+    return lines if type(lines) is int and MAY_BE <= lines <= MOST else 0
 
 
 def with_unknown(state: RunState, hosts: Mapping[int, str]) -> RunState:
@@ -100,6 +108,8 @@ def with_rank(state: RunState, event: Event) -> RunState:
 
 def fold(state: RunState, event: Event) -> RunState:
     """The run after `event`."""
+    if event.kind == "host_finished" and (lines := unwritten(event.data)):
+        return replace(state, unwritten={**state.unwritten, event.host: lines})
     if event.kind in ASIDE or event.rank is None or event.rank not in state.ranks:
         return state
     rank = replace(state.ranks[event.rank], seen=event.time, host=event.host)

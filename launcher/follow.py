@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import json
+import math
 import operator
 import queue
 import random
@@ -11,7 +12,7 @@ import re
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,7 @@ from launcher.agent import ANSWER_S, LARGEST_ANSWER, LARGEST_NOISE, SENTINEL, Ag
 from launcher.errors import HostError, RingctlError
 from launcher.model import Event
 from launcher.redact import without
-from launcher.told import MOST_RANKS_HERE, check_events, is_moment, shallow, words_of
+from launcher.told import MOST_RANKS_HERE, check_events, is_light, is_moment, shallow, words_of
 
 PATIENCE_S = 0.1  # how long to wait for news before giving the screen a turn
 HOLD_S = 0.05  # how long a line of now waits for earlier ones of other hosts
@@ -29,9 +30,17 @@ FIRST_RETRY_S, LAST_RETRY_S = 0.3, 5.0
 ASLEEP_S = 1.0  # who is away for so much longer than meant has been stopped meanwhile
 QUIT_S = 1.0  # whoever waits longer waits for a host that is away
 CLOCKS_AGREE_S = 0.5  # what a message takes is no difference of clocks
+BEHIND_S = 10.0  # a host that comes no nearer to the present for so long is not waited for
+LONGEST_BEHIND_S = 300.0  # nor one that has not arrived there by then
+NEARER_S = 1.0  # less is not nearer
+LONGEST_STEP_S = 1.0  # whoever waits for longer at once has been stopped meanwhile
+LONGEST_EVENT = 1 << 20  # bytes; what is longer is looked at before it is decoded
+LONGEST_HEAD = 300  # what comes before the text of a line
 NOT_AS_AGREED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 NOT_STARTED = "was not started on this host"  # hostd's words
 GONE = "its supervisor is gone, and has not said how its ranks ended"
+LINE, TEXT = b'{"kind":"line"', b'"text":"'
+TOO_MUCH = "an event that holds more than any"
 NOTES = (b'{"kind":"cursor"', b'{"kind":"tick"', b'{"kind":"end"', b'{"kind":"error"')
 NOTE = re.compile(rb"^(?:" + b"|".join(re.escape(note) for note in NOTES) + rb").*$", re.M)
 
@@ -80,7 +89,7 @@ class Decoder:
         self.cursor: list[int] | None = None
         self.count = 0  # events before the cursor
         self.skip = 0  # of those that come next, whoever asked has so many already
-        self._rest = b""
+        self._rest = bytearray()  # grows in place: what drips in behind much is not copied for each drop
         self._begun = False
 
     def begin_at(self, place: Place) -> None:
@@ -90,7 +99,7 @@ class Decoder:
 
     def restart(self) -> None:
         """A new connection follows: what was cut off in the middle comes again."""
-        self._rest, self._begun = b"", False
+        self._rest, self._begun = bytearray(), False
 
     @property
     def lacks_kit(self) -> bool:
@@ -108,28 +117,43 @@ class Decoder:
     def _decode(self, data: bytes) -> Piece:
         if len(self._rest) > (LARGEST_ANSWER if self._begun else LARGEST_NOISE):
             raise ValueError("something without an end")
-        data = self._rest + data
         if not self._begun:
-            _, found, after = data.partition(SENTINEL)
-            if not found:
-                self._rest = data
+            looked = max(0, len(self._rest) - len(SENTINEL))
+            self._rest += data
+            at = self._rest.find(SENTINEL, looked)
+            if at < 0:
                 return Piece(self.host)
-            self._begun, data = True, after
-        whole, newline, self._rest = data.rpartition(b"\n")
+            self._begun, data = True, bytes(self._rest[at + len(SENTINEL) :])
+            self._rest = bytearray()
         piece = Piece(self.host)
+        end = data.rfind(b"\n") + 1
+        if not end:
+            self._rest += data
+            return piece
+        whole, self._rest = b"".join((self._rest, data[:end])), bytearray(data[end:])
         if not any(note in whole for note in NOTES):
-            self._take(whole + newline, piece)
+            self._take(whole, piece)
             return piece
         start = 0  # of the event lines since the last note
         for match in NOTE.finditer(whole):
+            if match.end() - match.start() > LONGEST_EVENT:
+                raise ValueError(TOO_MUCH)
             self._take(whole[start : match.start()], piece)
             self._note(json.loads(match.group()), piece)
             start = match.end() + 1
-        self._take(whole[start:] + newline, piece)
+        self._take(whole[start:], piece)
         return piece
 
     def _take(self, lines: bytes, piece: Piece) -> None:
-        """Decode event lines, each with its end, in one go, and move the cursor past them."""
+        """Decode event lines, each with its end, and move the cursor past them."""
+        start = 0  # of those that are not taken yet
+        for begin, end in long_lines(lines):
+            self._take_decoded(many_events, lines[start:begin], piece)
+            self._take_decoded(long_event, lines[begin:end], piece)
+            start = end
+        self._take_decoded(many_events, lines[start:], piece)
+
+    def _take_decoded(self, decode: Callable[[bytes], list[Any]], lines: bytes, piece: Piece) -> None:
         if len(lines) < 2 or self.cursor is None:
             return
         attempt, run, host, offset = self.cursor[0], self.run, self.host, self.clock_offset or 0.0
@@ -138,7 +162,7 @@ class Decoder:
             Event(
                 data.pop("kind"), data.pop("time") - offset, run, attempt, host, data.pop("rank", None), data
             )
-            for data in json.loads(b"[" + lines[:-1].replace(b"\n", b",") + b"]")
+            for data in decode(lines)
         ]
         self.ranks |= check_events(events)
         if len(self.ranks) > MOST_RANKS_HERE + 1:
@@ -170,13 +194,45 @@ class Decoder:
             if self.attempt not in (0, self.cursor[0]):
                 raise ValueError("an attempt that it was not asked for")
             self.attempt = self.cursor[0]
-        elif note["kind"] == "error":
+            return  # what follows may be of long ago
+        if note["kind"] == "error":
             piece.error, piece.over = words_of(note["error"]) or "it refuses", True
         else:
             piece.caught_up = True
             if note["kind"] == "end":
                 piece.over, piece.state = True, words_of(note.get("state", ""))
         piece.watermark = note["time"] - self.clock_offset
+
+
+def many_events(lines: bytes) -> list[Any]:
+    """In one go, which is much quicker than one by one."""
+    found: list[Any] = json.loads(b"[" + lines[:-1].replace(b"\n", b",") + b"]")
+    return found
+
+
+def long_lines(lines: bytes) -> Iterator[tuple[int, int]]:
+    """Begin and end of each that is looked at before it is decoded."""
+    start = 0
+    while len(lines) - start > LONGEST_EVENT:
+        end = lines.rfind(b"\n", start, start + LONGEST_EVENT) + 1
+        if not end:
+            end = lines.find(b"\n", start) + 1 or len(lines)
+            yield start, end
+        start = end
+
+
+def long_event(line: bytes) -> list[Any]:
+    """One event, if it holds no more than a short one can. Of a line that a rank wrote, the text is a string,
+    whatever is in there."""
+    text, beside = "", line
+    if line.startswith(LINE) and line.isascii() and (at := line.find(TEXT, 0, LONGEST_HEAD)) >= 0:
+        begin = at + len(TEXT)
+        text, end = json.JSONDecoder().raw_decode(line.decode("ascii"), begin - 1)
+        beside = line[:begin] + line[end - 1 :]
+    if not is_light(beside, LONGEST_EVENT):
+        raise ValueError(TOO_MUCH)
+    data = json.loads(beside)
+    return [{**data, "text": text}] if text else [data]
 
 
 def whole(value: object) -> int:
@@ -212,6 +268,11 @@ class Merger:
         self._latest[piece.host] = latest
         events += piece.events
         return self.ready(min(self._watermark.values(), default=float("inf")))
+
+    @property
+    def held_back(self) -> set[str]:
+        """Hosts of which there are events that wait for those of others."""
+        return {host for host, (_, events) in self._waiting.items() if events}
 
     def ready(self, until: float) -> list[Event]:
         """Events up to this moment, whether or not an earlier one may still come."""
@@ -251,10 +312,11 @@ class Update:
     """What `follow` yields, several times a second even when nothing happens."""
 
     events: list[Event]
-    caught_up: bool  # everything that had happened when we began has been shown
+    caught_up: bool  # what had happened when we began has been shown, or is not waited for any longer
     away: Mapping[str, str]  # hosts that cannot be heard at the moment, and why
     lost: Mapping[str, str]  # hosts whose part of the run is gone without having been ended, and why
     places: Mapping[str, Place] = field(default_factory=dict)  # where to go on after these events
+    open: frozenset[str] = frozenset()  # hosts whose part is not over, or not given out to its end
 
     @property
     def unheard(self) -> dict[str, str]:
@@ -304,6 +366,7 @@ def follow(
     clock = Clock()
     try:
         while heard.open:
+            began = time.monotonic()
             try:
                 piece = pieces.get(timeout=hold)
             except queue.Empty:
@@ -314,9 +377,13 @@ def follow(
                 events = merger.add(piece, clock.now() + CLOCKS_AGREE_S)
                 if taken:
                     taken.heard(piece.host, piece.place)
+            if live:
+                heard.waited(time.monotonic() - began, clock.now())
             if not heard.behind:
                 events += merger.ready(clock.now() - HOLD_S)
-            yield Update(events, not heard.behind, heard.away, heard.lost, places_after(taken, events))
+            places = places_after(taken, events)
+            unfinished = heard.open | merger.held_back
+            yield Update(events, not heard.behind, heard.away, heard.lost, places, frozenset(unfinished))
     finally:
         quit_.set()
         deadline = time.monotonic() + QUIT_S
@@ -349,6 +416,9 @@ class Heard:
         self.away: Mapping[str, str] = {}
         self.lost: Mapping[str, str] = {}
         self._refused: set[str] = set()
+        self._told = dict.fromkeys(hosts, 0.0)  # the times of their latest events
+        self._nearest: dict[str, tuple[float, float]] = {}  # how far behind at least, and waited until that
+        self._waited = 0.0
 
     def take(self, piece: Piece) -> None:
         """Raises RingctlError once every host has refused."""
@@ -365,8 +435,22 @@ class Heard:
             self.away = {**others, host: piece.away} if piece.away else others
         if piece.over:
             self.open.discard(host)
+        if piece.events:
+            self._told[host] = piece.events[-1].time
         if piece.caught_up or piece.over or piece.away:
             self.behind.discard(host)
+
+    def waited(self, seconds: float, now: float) -> None:
+        """So long those were waited for that are behind. Who comes no nearer, or never arrives, is not waited
+        for any longer: what it says still comes, but not in order, and what others say comes at once."""
+        self._waited += min(seconds, LONGEST_STEP_S) if self.behind else 0.0
+        for host in list(self.behind):
+            apart = now - self._told[host]
+            nearest, since = self._nearest.get(host, (math.inf, 0.0))
+            if apart <= nearest - NEARER_S:
+                self._nearest[host], since = (apart, self._waited), self._waited
+            if self._waited >= min(since + BEHIND_S, LONGEST_BEHIND_S):
+                self.behind.discard(host)
 
 
 def first(attempt: int) -> Place:

@@ -157,6 +157,7 @@ def detail(run: str, now: float | None = None, live: RunState | None = None) -> 
         "attempts": tried or ([attempt_of(record)] if record else []),
         "cause": tape.told_cause(cause),
         "former": former,
+        "unwritten": dict(state.unwritten) if state else {},
         "unended": [name for name in former if record and name in record.unended],
         "plan": to_json(plan) if plan else None,
         "options": compare.options_of(record) if record else {},

@@ -310,6 +310,7 @@ class RunState:
     ranks: Mapping[int, RankState]
     started: float | None = None
     ended: float | None = None
+    unwritten: Mapping[str, int] = field(default_factory=dict)  # lines of each host's log that are lost
 
 
 # --- JSON ----------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from launcher import logs
+from launcher.hostword import MAY_BE
 from launcher.text import number, size
 
 Cells = Sequence[str]
@@ -84,6 +85,12 @@ def sentence(run: Mapping[str, Any]) -> str:
     return f"{ranks}{where}{who}, {moment(run.get('started') or run.get('submitted'))}{again}"
 
 
+def lost(unwritten: Mapping[str, Any]) -> str:
+    """How many on each host."""
+    each = [f"{seen(host)}: {'some, maybe' if n == MAY_BE else n}" for host, n in sorted(unwritten.items())]
+    return ", ".join(each) or "–"
+
+
 def results(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What came out, as far as it is known."""
     started, ended = number(run.get("started")), number(run.get("ended"))
@@ -96,6 +103,7 @@ def results(run: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("samples a second", figure(run.get("samples_per_s"), 4)),
         ("took", took(ended - started) if started is not None and ended is not None else "–"),
         ("parameters (sha256)", figure(run.get("parameters_sha256"))),
+        ("lines of the log that are lost", lost(run.get("unwritten") or {})),
     ]
     return [(name, value) for name, value in found if value != "–"]
 

@@ -1,5 +1,5 @@
-"""What hosts that were away when an attempt ended have of its log: read beside what comes after it, from when
-they can be heard again, and for a while after the run's end."""
+"""What hosts that were away when an attempt ended, or had not come to their end, have of its log: read beside
+what comes after it, from when they can be heard again, and for a while after the run's end."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from launcher.agent import Agent
 from launcher.errors import RingctlError
 from launcher.fanout import fan_out
 from launcher.follow import Place, follow
+from launcher.lastword import said_last
 from launcher.model import Event, Plan, RunState
 from launcher.transport import Pool
 from launcher.watch import Screen
@@ -157,9 +158,12 @@ class Rests:
             self._open[name] = Reading(self._agents[name], self.run, self._next(name), live=live)
         for name, reading in list(self._open.items()):
             came = reading.look(AT_ONCE_S / len(self._open))
-            if came and reading.is_new:
+            last = said_last(came)
+            if reading.is_new and (last or any(event.kind == "line" for event in came)):
                 reading.is_new = False
                 self.note(f"{name}: what it said in attempt {reading.rest.attempt} while it was not heard:")
+            for words_ in last:
+                self.note(words_)
             events += came
             if reading.is_over:
                 del self._open[name]

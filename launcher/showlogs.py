@@ -20,12 +20,12 @@ from launcher.diagnose import Cause, Tails
 from launcher.errors import HostError, InputError, RingctlError
 from launcher.fetch import NotHere, writing
 from launcher.follow import Place, Update, first, follow, newly_lost, presence
+from launcher.lastword import said_last
 from launcher.logs import Filter, fold_repeats, line_writer, visible
 from launcher.model import Event, RunState, from_json
 from launcher.ownfolder import closed_to_others
 from launcher.rests import Rests
 from launcher.runs import Found, found_of
-from launcher.told import unwritten
 
 MOST_MISSED = 100  # attempts that are looked for; what a host says of their number may be nonsense
 START_S = 15.0  # by then all hosts have started what one of them has
@@ -89,7 +89,7 @@ def follow_each(
         last = show_attempt(found, its, wanted, look, live=known is None, attempt=newest, rests=rests)
         outcome, code = last.outcome, last.code
         if known is None and (known := known_end(now_known(found), newest)):
-            code = HostError.exit_code if last.rest else 0  # whoever has not started it has no part of it
+            code = HostError.exit_code if last.away else 0  # whoever has not started it has no part of it
         outcome = as_known(outcome, known)
         if known is None and outcome is not None and newest == found.attempt:
             outcome.note()  # else a later one may be elsewhere, too
@@ -168,7 +168,8 @@ class Shown:
 
     outcome: watch.Outcome | None  # how it ended, if it has
     code: int  # the exit code, which tells whether a host's part is missing
-    rest: Mapping[str, Place]  # hosts that are away, and how far their part goes
+    away: Mapping[str, str]  # hosts that are away, and why
+    rest: Mapping[str, Place]  # hosts that have more to tell, or are away, and how far their part was shown
 
 
 def show_attempt(
@@ -226,16 +227,17 @@ class Seen:
                 known = fold.with_rank(self.state, event) if self.former else self.state
                 self.state = fold.fold(known, event)
             self.tails.add(event)
-            if event.kind == "host_finished" and (words := unwritten(event.host, event.data)):
-                print(words, file=sys.stderr)
+        for words in said_last(update.events):
+            note(words)
 
     def shown(self, over: bool) -> Shown:
         """What came of it, where it is `over` though its events may not say so."""
         unheard, outcome = self.latest.unheard, None
         if self.state is not None and (over or self.state.state in fold.ENDED):
             outcome = watch.outcome(self.state, self.tails, unheard)
-        rest = {host: self.latest.places.get(host, first(self.attempt)) for host in self.latest.away}
-        return Shown(outcome, HostError.exit_code if unheard else 0, rest)
+        more = self.latest.away.keys() | self.latest.open
+        rest = {host: self.latest.places.get(host, first(self.attempt)) for host in more}
+        return Shown(outcome, HostError.exit_code if unheard else 0, self.latest.away, rest)
 
 
 class Last:
@@ -326,15 +328,19 @@ def save(
 
 
 def write_files(pages: Iterable[Sequence[Event]], folder: Path) -> int:
-    """Write events.jsonl in merged order, and what each rank wrote, byte for byte: how many files."""
+    """Write events.jsonl in merged order, and what each rank wrote, byte for byte: how many files. What is
+    lost of it is told."""
     files = Files(folder)
     try:
-        for event in (event for page in pages for event in page):
-            files.add("events.jsonl", text.json_line(event.to_json()).encode() + b"\n")
-            if event.kind == "line":
-                data = event.data["text"] + event.data.get("end", "\n")
-                name = f"rank{event.rank}.{event.data['stream']}.log"
-                files.add(name, data.encode("utf-8", "surrogateescape"))
+        for page in pages:
+            for event in page:
+                files.add("events.jsonl", text.json_line(event.to_json()).encode() + b"\n")
+                if event.kind == "line":
+                    data = event.data["text"] + event.data.get("end", "\n")
+                    name = f"rank{event.rank}.{event.data['stream']}.log"
+                    files.add(name, data.encode("utf-8", "surrogateescape"))
+            for words in said_last(page):
+                note(words)
     finally:
         files.write()
     return len(files.names)

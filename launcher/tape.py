@@ -357,6 +357,25 @@ def whole_chunks(run: str, after: int, enough: int, most: int = sys.maxsize) -> 
     return found
 
 
+def events_of_kind(run: str, kind: str, after: int, limit: int) -> tuple[list[tuple[int, Event]], int, bool]:
+    """Those of one kind that come next, neither lines nor metrics; what was looked through ends with this
+    event; and whether there is more. Chunks without any such are not read."""
+    found: list[tuple[int, Event]] = []
+    head = b"[" + encode(kind).encode() + b","
+    seen, size, newest = 0, 0, last(run)  # asked first: what comes meanwhile may not be looked at
+    for first, rows in upwards(run, after, TELLING):
+        for id_, row in enumerate(rows, first):
+            if row.startswith(head):
+                found.append((id_, decoded(run, row)))
+                size += len(row)
+                if len(found) == limit or size >= MOST_BYTES:
+                    return found, id_, True
+        after, seen = first + len(rows) - 1, seen + sum(map(len, rows))
+        if seen > LOOK_BYTES:
+            return found, after, True
+    return found, max(after, newest), False
+
+
 Chunks = Iterator[tuple[int, list[bytes]]]  # the number of the first, and the text of each
 
 

@@ -11,6 +11,7 @@ from launcher import fold
 from launcher.logs import ranges, visible
 from launcher.model import Plan, RankState, RunState
 from launcher.plan import is_trainer
+from launcher.told import unwritten
 
 if TYPE_CHECKING:
     from launcher.diagnose import Cause
@@ -246,6 +247,12 @@ def attempt_lines(found: Found, watched: str) -> list[str]:
         names = ", ".join(found.unended)
         lines.append(f"{names} may still have ranks of an earlier attempt: ringctl stop {found.run}")
     return [*lines, watched] if watched else lines
+
+
+def lost_lines(state: RunState | None) -> list[str]:
+    """Whose log is not whole."""
+    lost = state.unwritten if state else {}
+    return [unwritten(host, {"unwritten": lines}) for host, lines in sorted(lost.items())]
 
 
 def status_rows(found: Found, now: float) -> list[Row]:

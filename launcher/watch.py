@@ -16,9 +16,9 @@ from launcher.diagnose import Cause, Tails, absent_ranks, first_failure, standst
 from launcher.errors import RingctlError
 from launcher.fanout import fan_out
 from launcher.follow import CLOCKS_AGREE_S, Clock, Place, first, follow, newly_lost, presence
+from launcher.lastword import said_last
 from launcher.model import Event, Host, Plan, RankState, RunState, to_json
 from launcher.runs import STOPPED, stop
-from launcher.told import unwritten, words_of
 from launcher.transport import Pool
 
 SETTLE_S, FAILED_GRACE_S = 1.0, 3.0  # as hostd does it on one host
@@ -79,7 +79,7 @@ class Outcome:
     cause: Cause | None
     away: Mapping[str, str] = field(default_factory=dict)  # hosts that were not heard in the end, and why
     since: Mapping[str, float] = field(default_factory=dict)  # when they fell silent, on our monotonic clock
-    heard_to: Mapping[str, Place] = field(default_factory=dict)  # and how far their log was shown until then
+    heard_to: Mapping[str, Place] = field(default_factory=dict)  # how far whose log is shown that is not over
 
     def note(self) -> None:
         """Write it down, so that ps, status and explain say the same later, whoever can be asked then."""
@@ -119,6 +119,7 @@ def watch(
     unheard: Mapping[str, str] = {}
     since: dict[str, float] = {}
     shown: Mapping[str, Place] = {}
+    open_: frozenset[str] = frozenset()
     planned = {number: rank.host for number, rank in state.ranks.items()}
     after: Mapping[str, Place] | None = {} if again else None
     for update in follow(
@@ -128,29 +129,28 @@ def watch(
             screen.note(words)
         away, lost, unheard = update.away, update.lost, update.unheard
         since = {host: since.get(host, time.monotonic()) for host in unheard}
-        shown = update.places
+        shown, open_ = update.places, update.open
         for event in update.events:
             state = fold.fold(state, event)
             tails.add(event)
-            if event.kind == "host_finished" and event.data.get("left"):
-                screen.note(f"{event.host}: could not end processes {words_of(event.data['left'])}")
-            if event.kind == "host_finished" and (words := unwritten(event.host, event.data)):
-                screen.note(words)
+        for words in said_last(update.events):
+            screen.note(words)
         began = time.monotonic()
         screen.show(update.events, state)
         ender.showed(update.events, state, began)
         stalls.look(update.events, state, tails, away)
         ender.look(state, lost, away)
-        if ender.waits_in_vain(state, unheard) or (away.keys() == agents.keys() and given_up()):
+        if ender.waits_in_vain(state, unheard, open_) or (away.keys() == agents.keys() and given_up()):
             untold = ender.untold(state, unheard)
             for words in untold.values():
                 screen.note(words)
             unheard = {**untold, **unheard}
             if not again:
-                screen.note(not_read(state, unheard))
+                screen.note(not_read(state, {*unheard, *open_}))
             break
     ender.finish(state, lost)
-    heard_to = {host: shown.get(host, first(state.attempt)) for host in unheard} if again else {}
+    rest = {*unheard, *open_} if again else ()
+    heard_to = {host: shown.get(host, first(state.attempt)) for host in rest}
     return replace(outcome(state, tails, unheard), since=since, heard_to=heard_to)
 
 
@@ -242,12 +242,14 @@ class Ender:
         if events:
             self.patience.heard = time.monotonic()
 
-    def waits_in_vain(self, state: RunState, unheard: Mapping[str, str]) -> bool:
+    def waits_in_vain(self, state: RunState, unheard: Mapping[str, str], open_: Collection[str]) -> bool:
         """Whether the run was ended wherever that was possible, and what is left cannot be heard, or does not
-        tell."""
+        tell. Hosts whose ranks have ended may have a last word: a next attempt does not wait for it, for it
+        is read beside that; where there is none, nobody would read it later."""
         if not self.has_answers() or not going_on(state):
             return False
-        return not self.untold(state, unheard) or self.is_late(time.monotonic())
+        last_words = () if self.again else set(open_) - unheard.keys()
+        return not (last_words or self.untold(state, unheard)) or self.is_late(time.monotonic())
 
     def is_late(self, now: float) -> bool:
         """Whether hosts that were asked to end their ranks had long enough to tell how they ended: that comes

@@ -118,9 +118,13 @@ def log(call: Call) -> dict[str, Any]:
 
 
 def events(call: Call) -> dict[str, Any]:
-    """All kinds of them; no more at once than is held in memory without a thought."""
+    """All kinds of them, or what hosts have said last; no more at once than is held in memory without a
+    thought."""
     row_of(call)
     run, after = call.path["run"], call.query["after"]
+    if call.query["kind"]:
+        its, last, more = tape.events_of_kind(run, call.query["kind"], after, call.query["limit"])
+        return {"events": [{"id": id_, **event.to_json()} for id_, event in its], "last": last, "more": more}
     some = tape.events(run, after, call.query["limit"], tape.MOST_BYTES)
     last = some[-1][0] if some else after
     found = [{"id": id_, **event.to_json()} for id_, event in some]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher import __version__
+from launcher.lastword import LAST
 from launcher.serve import api, pages, stream
 from launcher.serve.auth import Role
 from launcher.serve.call import Call, Refused
@@ -90,6 +91,11 @@ OF_LOG = (
     Param("stream", {"type": "string", "enum": ["out", "err"]}),
     text("search"),
 )
+OF_EVENTS = (
+    whole("after", 0, MOST_ID, 0),
+    whole("limit", 1, 5000, 1000),
+    Param("kind", {"type": "string", "enum": [LAST]}),
+)
 TWO_OR_MORE = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(,[A-Za-z0-9][A-Za-z0-9._-]{0,63}){0,15}$"
 FORMAT = Param("format", {"type": "string", "enum": ["html", "markdown", "json"]}, "html")
 RUN = "/api/runs/{run}"
@@ -118,8 +124,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", RUN + "/log", api.log, "read", "Lines of its log", "Log", query=OF_LOG, large=True,
           errors=(404,)),
     Route("GET", RUN + "/events", api.events, "read", "All that was recorded, in order", "Events",
-          query=(whole("after", 0, MOST_ID, 0), whole("limit", 1, 5000, 1000)), large=True,
-          errors=(404,)),
+          query=OF_EVENTS, large=True, errors=(404,)),
     Route("GET", RUN + "/stream", stream.of_run, "read", "Lines, metrics and states as they come",
           kind=EVENTS, query=(whole("after", 0, MOST_ID),), errors=(404, 503)),
     Route("GET", RUN + "/checkpoints", api.checkpoints, "read", "What it has saved", "Checkpoints",

@@ -103,6 +103,7 @@ DETAIL = {
     "cause": CAUSE,
     "former": arr(TEXT),  # hosts that only earlier attempts were on
     "unended": arr(TEXT),  # those of them that may still have ranks of it
+    "unwritten": {"type": "object"},  # how many lines of each host's log are lost; -1: may be
     "plan": {"type": ["object", "null"]},
     "options": {"type": "object"},
     "environment": {"type": "object"},

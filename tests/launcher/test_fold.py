@@ -199,3 +199,12 @@ def test_a_reason_without_an_end_is_cut() -> None:
     state = fold.fold(fold.initial(plan_of(1)), exited(0, 1.0, "failed", 1, reason="conda: " * 100_000))
     assert state.ranks[0].reason.startswith("conda: ")
     assert len(state.ranks[0].reason) <= 2000
+
+
+def test_lines_that_a_host_has_lost_are_part_of_the_run_and_nonsense_is_not() -> None:
+    ended = fold.fold(fold.initial(plan_of(1)), event("host_finished", None, 3.0, unwritten=-1))
+    assert ended.unwritten == {"h": -1}
+    assert fold.before(ended).unwritten == {}
+    for nonsense in (-2, 1 << 60, "5", True, None, 0):
+        after = fold.fold(fold.initial(plan_of(1)), event("host_finished", None, 3.0, unwritten=nonsense))
+        assert after.unwritten == {}

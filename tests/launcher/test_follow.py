@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher import kit
-from launcher.follow import Clock, Decoder, Merger, Piece
+from launcher.follow import BEHIND_S, LONGEST_BEHIND_S, LONGEST_EVENT, Clock, Decoder, Heard, Merger, Piece
 from launcher.model import Event
 from tests.launcher.ringctl import detach, events, run_folder, wait_until_final
 
@@ -134,6 +134,121 @@ def test_what_hostd_refuses_is_passed_on() -> None:
     piece = Decoder("none", "h").feed(data)
     assert piece.over
     assert "there is no run none" in piece.error
+
+
+LINE = {"kind": "line", "time": 1e9, "rank": 0, "stream": "out", "text": "x"}
+CURSOR = {"kind": "cursor", "time": 1e9, "attempt": 1, "segment": 1, "offset": 0}
+END = {"kind": "end", "time": 1e9, "state": "succeeded"}
+
+
+def sent(*lines: Any) -> bytes:
+    """As hostd sends it."""
+    return b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines)
+
+
+def begun() -> Decoder:
+    decoder = Decoder("r1", "h", lambda: 1e9)
+    decoder.feed(b"--ringctl-hostd--\n" + sent(CURSOR))
+    return decoder
+
+
+LONG = '[{"a":"b\\c\u00e9\U0001f600\udcff,\t' * (LONGEST_EVENT // 5)
+
+
+def test_a_long_line_is_what_was_written_whatever_is_in_it_and_whatever_is_around_it() -> None:
+    lines = [
+        LINE, {**LINE, "text": LONG, "end": "\r"}, {**LINE, "text": LONG, "rank": 1},
+        {"kind": "metric", "time": 1e9, "rank": 1, "step": 1, "said": "\u00e9" * LONGEST_EVENT},
+        {**LINE, "text": ""}, {**LINE, "text": "y" * LONGEST_EVENT}, LINE,
+    ]  # fmt: skip
+    decoder, data = begun(), sent(*lines)
+    assert flat(decoder.feed(data).events) == lines
+    assert decoder.cursor == [1, 1, len(data)]
+    apart = begun()
+    pieces = [apart.feed(data[at : at + 50_000]) for at in range(0, len(data), 50_000)]
+    assert flat(decoded(pieces)) == lines
+    assert apart.cursor == decoder.cursor
+    after = begun()
+    after.skip = 2
+    assert flat(after.feed(data).events) == lines[2:]
+
+
+@pytest.mark.parametrize("unit", ["[],", '{"":0},', '"",', "0,"])
+@pytest.mark.parametrize(
+    "of",
+    [
+        '{"kind":"metric","time":1,"rank":0,"a":[',
+        '{"kind":"tick","time":1,"a":[',
+        '{"kind":"line","time":1,"rank":0,"stream":"out","text":"x","a":[',
+    ],
+)
+def test_an_event_that_takes_much_more_memory_than_its_text_is_refused(unit: str, of: str) -> None:
+    decoder = begun()
+    with pytest.raises(ValueError, match="holds more than any"):
+        decoder.feed(f"{of}{unit * (6 * LONGEST_EVENT // len(unit))}0]}}\n".encode())
+
+
+def work(do: Callable[[], object], times: int) -> float:
+    """Seconds of processor time."""
+    began = time.thread_time()
+    for _ in range(times):
+        do()
+    return time.thread_time() - began
+
+
+def test_what_drips_in_behind_an_unfinished_line_is_not_copied_with_it_each_time() -> None:
+    """2000 bytes behind a line of 40 MB."""
+    decoder, text = begun(), "x" * (40 << 20)
+    data = sent({**LINE, "text": text})[:-4]
+    decoder.feed(data)
+    copying = work(lambda: data + b"y", times=200)
+    assert work(lambda: decoder.feed(b"y"), times=2000) < copying
+    (event,) = decoder.feed(b'"}\n').events
+    assert len(event.data["text"]) == len(text) - 1 + 2000
+
+
+def test_the_mark_before_the_first_word_is_found_wherever_it_is_cut() -> None:
+    data = b"chatty" * 1000 + b"--ringctl-host--ringctl-hostd--\n" + sent(CURSOR, LINE, END)
+    for size in (1, 7, 17, 18, 19, 6000):
+        decoder = Decoder("r1", "h", lambda: 1e9)
+        pieces = [decoder.feed(data[at : at + size]) for at in range(0, len(data), size)]
+        assert flat(decoded(pieces)) == [LINE]
+        assert pieces[-1].over
+
+
+# --- Who is waited for ---------------------------------------------------------------------------
+
+
+def behind_after(seconds: float, lines: Iterable[tuple[float, float]] = (), step: float = 0.5) -> set[str]:
+    """Who is still waited for, where one host has caught up, and the other sends lines: (when, of when)."""
+    heard, waiting, spent = Heard({"good", "slow"}, some=False), list(lines), 0.0
+    heard.take(Piece("good", caught_up=True))
+    while spent < seconds:
+        while waiting and waiting[0][0] <= spent:
+            time_ = waiting.pop(0)[1]
+            heard.take(Piece("slow", [Event("line", time_, "r", 1, "slow", 0, {})], watermark=time_))
+        spent += step
+        heard.waited(step, 1e9 + spent)
+    return heard.behind
+
+
+def test_a_host_that_comes_no_nearer_to_the_present_is_not_waited_for_any_longer() -> None:
+    assert behind_after(BEHIND_S - 1) == {"slow"}
+    assert behind_after(BEHIND_S + 1) == set()
+    same = [(second, 5e8) for second in range(1000)]
+    assert behind_after(BEHIND_S + 1, same) == set()
+    as_time_goes = [(second, 5e8 + second) for second in range(1000)]
+    assert behind_after(BEHIND_S + 1, as_time_goes) == set()
+
+
+def test_a_host_with_a_long_log_is_waited_for_while_it_catches_up_but_not_for_ever() -> None:
+    quick = [(second, 5e8 + 100 * second) for second in range(1000)]
+    assert behind_after(10 * BEHIND_S, quick) == {"slow"}
+    assert behind_after(LONGEST_BEHIND_S + 1, quick) == set()
+
+
+def test_time_in_which_we_were_stopped_ourselves_does_not_count_against_a_host() -> None:
+    assert behind_after(3600.0, step=3600.0) == {"slow"}
 
 
 # --- Merger --------------------------------------------------------------------------------------

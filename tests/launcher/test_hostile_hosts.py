@@ -8,8 +8,10 @@ import os
 import queue
 import random
 import resource
+import shlex
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +24,7 @@ import paramiko
 import pytest
 
 from launcher import environment, history, kit, showlogs, watch
-from launcher.agent import Agent
+from launcher.agent import Agent, Conversation, decoded, states_of
 from launcher.cli_remote_logs import checked, event_of
 from launcher.client import Client, Nonsense
 from launcher.errors import HostError, RingctlError
@@ -205,6 +207,54 @@ def test_slots_that_somebody_has_are_told_and_words_do_no_harm() -> None:
     assert "\x1b" not in told.problem
 
 
+GREEDY = {
+    "a list of lists": "[],", "objects": '{"":0},', "numbers": "0,", "states": '{"run":0},',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("unit", GREEDY.values(), ids=GREEDY)
+@pytest.mark.parametrize("asked", ["runs", "log"])
+def test_an_answer_below_the_limit_that_would_take_gigabytes_is_refused(unit: str, asked: str) -> None:
+    begin = '{"runs":[' if asked == "runs" else '{"kind":"metric","time":1,"rank":0,"a":['
+    head = "" if asked == "runs" else json.dumps(CURSOR, separators=(",", ":")) + "\n"
+    parts = f"{MARK + chr(10) + head + begin!r} + {unit!r} * {(60 << 20) // len(unit)} + '0]}}\\n'"
+    script = f"import sys; sys.stdout.write({parts})"
+    code = f"""if True:
+        from tests.launcher.test_hostile_hosts import liar, resource, RingctlError, follow
+        agent = liar({"exec python3 -c " + shlex.quote(script)!r})
+        try:
+            agent.runs() if {asked == "runs"} else list(follow({{"liar": agent}}, "r1", live=False))
+        except RingctlError as error:
+            print(error)
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    said, used = done.stdout.splitlines()
+    assert said.startswith("liar: it")
+    assert int(used) < MOST_MEMORY
+
+
+def test_what_cannot_be_read_of_many_runs_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    good = told_state("liar", 1, r0="succeeded")
+    odd = [{"run": f"odd{number}"} for number in range(1000)]
+    assert [state["run"] for state in liar(telling({"runs": [*odd, good]})).runs()["runs"]] == ["r1"]
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(
+        "liar: what it tells of run odd0, and of 999 more, cannot be read here, and is left"
+    )
+    with pytest.raises(HostError, match="liar: it answered something else"):
+        states_of("liar", [{}] * 100_001)
+
+
+def test_a_host_with_thousands_of_runs_is_believed() -> None:
+    state = told_state("liar", 1, **{f"r{rank}": "succeeded" for rank in range(8)})
+    metric = {f"metric{number}": 0.12345 for number in range(20)}
+    ranks = [{**rank, "metric": metric} for rank in state["ranks"]]
+    runs = [{**state, "world": 8, "ranks": ranks}] * 5000
+    found = decoded("liar", json.dumps({"runs": runs}).encode())["runs"]
+    assert len(states_of("liar", found)) == 5000
+
+
 def raise_first(results: dict[str, Any]) -> dict[str, Any]:
     for result in results.values():
         if isinstance(result, RingctlError):
@@ -220,6 +270,35 @@ def test_a_host_that_never_stops_talking_is_not_listened_to_for_longer_than_the_
             conversation.answer(1.0)
     finally:
         conversation.close()
+
+
+def test_a_conversation_is_understood_however_it_is_cut_and_does_not_cost_more_for_each_drop() -> None:
+    long = "x" * (30 << 20)
+    come = [b"chatty\n--ringctl-", b"hostd--\n", b'{"a":"', long.encode(), *[b"y"] * 2000, b'"', b"}\n--ring"]
+    come += [b'ctl-hostd--\n{"b":1}\n' + MARK.encode() + b'\n{"c":2}\n', b""]
+    channel: Any = SimpleNamespace(read=lambda _: come.pop(0))
+    conversation = Conversation(Scripted(channel), "x.py", ["x"], [{}])  # type: ignore[arg-type]  # as much of a transport as it needs
+    began = time.thread_time()
+    assert all(long + "y" for _ in range(400))  # as if one drop in five cost a copy of what is there
+    copied = time.thread_time()
+    assert conversation.answer(60.0) == {"a": long + "y" * 2000}
+    assert time.thread_time() - copied < copied - began
+    assert conversation.noise == b"chatty\n"
+    assert [conversation.answer(60.0) for _ in range(2)] == [{"b": 1}, {"c": 2}]
+    with pytest.raises(HostError, match="the connection was lost"):
+        conversation.answer(60.0)
+
+
+class Scripted:
+    """A way to a host of which what comes is known."""
+
+    host = Host("liar", local=True)
+
+    def __init__(self, channel: Any) -> None:
+        self.channel = channel
+
+    def stream(self, *_: Any, **__: Any) -> Any:
+        return self.channel
 
 
 class Frozen(paramiko.ServerInterface):
@@ -341,6 +420,34 @@ def test_a_host_that_always_lacks_our_files_gets_them_once_and_then_counts_as_aw
             (tmp_path / "whole").touch()
     assert lacking in away, "it is said to whoever waits"
     assert [event.data.get("text") for event in seen] == ["x"], "who waits hears of it once it is mended"
+
+
+def test_a_host_that_never_catches_up_does_not_keep_others_from_being_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor time that is spent showing what came: that may be an hour."""
+    monkeypatch.setattr("launcher.follow.BEHIND_S", 2.0)
+    failed = {**EXITED, "rank": 0, "state": "failed", "exit_code": 3, "time": time.time()}
+    good = telling({**CURSOR, "time": time.time()}, failed) + every(0.1, 1000, {**CURSOR, "kind": "tick"})
+    old = telling(CURSOR) + every(0.1, 1000, {**LINE, "rank": 1})
+    agents = two(good, old)
+    seen: list[Event] = []
+    began, shown = time.monotonic(), 0.0
+    with contextlib.closing(follow(agents, "r1", live=True, attempt=1, rank_hosts=PLACES)) as updates:
+        for update in updates:
+            seen += [event for event in update.events if event.host == "good"]
+            if shown < 4.0:
+                assert not update.caught_up
+                time.sleep(0.5)
+                shown += 0.5
+            if seen:
+                break
+            assert time.monotonic() < began + 60, "what the good host said is held back"
+        assert update.caught_up
+        assert (update.away, update.lost) == ({}, {})
+        late = next(event for update in updates for event in update.events)
+    assert [event.kind for event in seen] == ["rank_exited"]
+    assert late.host == "liar", "it is still heard"
 
 
 def every(seconds: float, times: int, line: Any) -> str:

@@ -3,18 +3,25 @@ to be."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from launcher import rests, watch
-from launcher.model import Event, RankState, RunState
-from tests.launcher.test_hostile_hosts import CURSOR, END, EXITED, MARK, Notes, liar, telling, two
-from tests.launcher.test_rests import LINES, TOLD, rest_of, texts
+from launcher import history, rests, showlogs, watch
+from launcher.logs import EVERYTHING
+from launcher.model import Event, Host, Inventory, RankState, RunState
+from launcher.plan import LaunchOptions
+from launcher.rests import Rests
+from launcher.runs import Found
+from launcher.transport import Pool
+from tests.launcher.test_hostile_hosts import CURSOR, END, EXITED, MARK, Notes, liar, plan_on, telling, two
+from tests.launcher.test_rests import LINES, LOST, TOLD, rest_of, texts
 
 MISSING = "liar: the rest of the log of attempt 1 is missing here"
 STARTED = {"kind": "rank_started", "time": 1e9, "rank": 0, "pid": 1}
@@ -187,6 +194,86 @@ def test_a_next_attempt_does_not_wait_for_a_log_that_goes_on(monkeypatch: pytest
     assert outcome.heard_to.keys() == {"liar"}
     assert outcome.cause is not None
     assert outcome.cause.text.startswith("rank 1 on good exited with code 3")
+
+
+# --- Beside a host that is away ------------------------------------------------------------------
+
+LAST_WORD = [{**TOLD, "text": "the last word"}, {**LOST, "left": []}]
+GOOD_LOST = "good: 4711 lines of its log are lost: they could not be written down"
+LATE = "; ".join(f"echo '{compact(told)}'" for told in LAST_WORD)
+
+
+def ends_and_then(lines: str) -> str:
+    """A host whose rank has ended, and which then tells this."""
+    return asked_to_stop(f"echo '{compact(STOPPED)}'; {lines}")
+
+
+def stop_two(script: str, screen: Shown, monkeypatch: pytest.MonkeyPatch, *, again: bool) -> watch.Outcome:
+    """How a run is seen that was asked to end, on this host and on one that is away."""
+    monkeypatch.setattr(watch, "RETRY_S", 0.1)
+    monkeypatch.setattr(watch, "AGAIN_S", 0.1)
+    monkeypatch.setattr(watch, "LATEST_S", 4.0)
+    interrupts = watch.Interrupts()
+    interrupts.count = 1
+    state = RunState("r1", "", 1, 2, "starting", {0: RankState(0, "good"), 1: RankState(1, "liar")})
+    return watch.watch(state, two(script, "exit 1"), screen, interrupts, again=again)
+
+
+def test_the_last_word_of_a_host_is_shown_though_another_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Shown()
+    stop_two(ends_and_then(f"sleep 2; {LATE}"), screen, monkeypatch, again=False)
+    assert screen.lines == ["the last word"]
+    assert GOOD_LOST in screen.notes
+    assert screen.notes.count(MISSING) == 1
+
+
+def test_a_host_that_talks_on_is_cut_and_said_to_be_though_another_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen, began = Shown(), time.monotonic()
+    stop_two(ends_and_then(number(ENDLESS, 0.05)), screen, monkeypatch, again=False)
+    assert time.monotonic() < began + 60
+    assert "good, liar: the rest of the log of attempt 1 is missing here" in screen.notes
+
+
+def test_the_last_word_of_a_host_is_left_to_be_read_beside_the_next_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen = Shown()
+    outcome = stop_two(ends_and_then(f"sleep 2; {LATE}"), screen, monkeypatch, again=True)
+    assert screen.lines == []
+    assert outcome.heard_to.keys() == {"good", "liar"}
+    assert outcome.since.keys() == {"liar"}
+    assert outcome.heard_to["good"].taken == 2
+
+
+def test_the_last_word_of_a_host_is_read_by_logs_beside_the_next_attempt(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plan = plan_on(2, "good", "liar")
+    inventory = Inventory((Host("good", local=True), Host("liar", local=True)), "good")
+    history.remember(plan, inventory, LaunchOptions("r1", "", ("true",), "/t"))
+    agents, places = two(ends_and_then(f"sleep 2; {LATE}"), "exit 1"), {0: "good", 1: "liar"}
+    monkeypatch.setattr(Pool, "transport", lambda _pool, host: agents[host.name].transport)
+    ranks = {rank: RankState(rank, host, state="running") for rank, host in places.items()}
+    found = replace(
+        Found("r1", "", inventory.hosts, 0.0, rank_hosts=places),
+        end=RunState("r1", "", 1, 2, "running", ranks),
+    )
+    look, write = showlogs.Look(as_json=False, prefix=True, timestamps=False, tail=None), capfd.readouterr
+    with contextlib.closing(Rests("r1", showlogs.note)) as found_later:
+        shown = showlogs.show_attempt(
+            found, agents, EVERYTHING, look, live=True, attempt=1, rests=found_later
+        )
+        assert "the last word" not in write().out
+        assert shown.rest.keys() == {"good", "liar"}
+        assert shown.away.keys() == {"liar"}
+        found_later.add(agents, shown.rest, 1, places)
+        seen = [text for events in found_later.last(agents) for text in texts(events)]
+        (missing,) = found_later.missing()
+    assert seen == ["the last word"]
+    assert GOOD_LOST in write().err
+    assert missing.startswith("liar: ")
 
 
 def test_a_rest_that_takes_long_to_be_shown_is_shown_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,6 +213,30 @@ def test_without_a_checkpoint_metrics_and_logs_come_and_that_is_said(tmp_path: P
     }  # fmt: skip
 
 
+def test_lines_that_are_lost_are_told_by_a_pull_and_a_download(tmp_path: Path) -> None:
+    run = saved("1")
+    (file,) = run_folder(run).glob("events-*.jsonl")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["kind"] for line in lines].count("host_finished") == 1
+    last = next(line for line in lines if line["kind"] == "host_finished")
+    last["unwritten"] = 17  # as a supervisor writes it that had no room
+    file.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+    told = "localhost: 17 lines of its log are lost: they could not be written down\n"
+    assert ringctl("logs", run, "--download", str(tmp_path / "down")).stderr == told
+    assert ringctl("pull", run, str(tmp_path / "pulled")).stderr.endswith(told)
+
+
+def test_lines_that_are_lost_are_told_by_status_and_explain_also_once_the_end_is_remembered() -> None:
+    run = detach(["python3", "-c", "raise ValueError('odd')"], world=1)
+    wait_until_final(run)
+    file = run_folder(run) / "state.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "unwritten": -1}))
+    told = "localhost: lines of its log may be lost: nobody could write them down\n"
+    for _ in range(2):  # its host is asked the first time only
+        assert told in ringctl("status", run).stdout
+        assert ringctl("explain", run).stderr == told
+
+
 def test_checkpoints_that_a_user_wanted_elsewhere_are_said_to_be_there(tmp_path: Path) -> None:
     words = ("--checkpoint-dir", "first", f"--checkpoint_dir={tmp_path / 'other'}")
     run = str(launch(["sh", "-c", "true", *words], world=1)[-1]["run"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from tests.launcher.test_hostile_hosts import CURSOR, END, MARK, Notes, liar, pl
 
 TOLD = {"kind": "line", "time": 1e9, "rank": 0, "stream": "out"}
 LINES = [{**TOLD, "text": f"line {number}"} for number in range(3)]
+LOST = {"kind": "host_finished", "time": 1e9, "rank": None, "state": "failed", "left": [7], "unwritten": 4711}
+LOST_WORDS = "liar: 4711 lines of its log are lost: they could not be written down"
 ENDLESS = f"""
 echo {MARK}; echo '{json.dumps(CURSOR, separators=(",", ":"))}'
 while echo '{json.dumps(LINES[0], separators=(",", ":"))}'; do sleep 0.05; done
@@ -32,12 +34,14 @@ while echo '{json.dumps(LINES[0], separators=(",", ":"))}'; do sleep 0.05; done
 
 
 @contextlib.contextmanager
-def rest_of(script: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Rests, dict[str, Agent]]]:
+def rest_of(
+    script: str, monkeypatch: pytest.MonkeyPatch, note: Callable[[str], None] = lambda _: None
+) -> Iterator[tuple[Rests, dict[str, Agent]]]:
     """All that a host, which is this script, has of attempt 1."""
     script = f"cat >/dev/null\n{script}"  # it hears what it is asked
     agents = {"liar": liar(script)}
     monkeypatch.setattr(Pool, "transport", lambda _pool, _host: liar(script).transport)
-    with contextlib.closing(Rests("r1", lambda _: None)) as found:
+    with contextlib.closing(Rests("r1", note)) as found:
         found.add(agents, {"liar": first(1)}, 1, {0: "liar"})
         yield found, agents
 
@@ -69,6 +73,24 @@ def test_who_was_away_is_asked_once_more_at_the_end(tmp_path: Path, monkeypatch:
         back.touch()
         assert [text for events in found.last(agents) for text in texts(events)][-1] == "line 2"
         assert found.missing() == []
+
+
+def test_what_a_host_lost_while_it_was_away_and_could_not_end_is_told_once_it_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    notes: list[str] = []
+    with rest_of(telling(CURSOR, LINES[0], LOST, END), monkeypatch, notes.append) as (found, agents):
+        assert [text for events in found.last(agents) for text in texts(events)] == ["line 0"]
+    assert notes[0] == "liar: what it said in attempt 1 while it was not heard:"
+    assert notes[1:] == ["liar: could not end processes [7]", LOST_WORDS]
+
+
+def test_a_host_that_has_no_more_to_say_is_not_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    nothing = {**LOST, "left": [], "unwritten": 0}
+    with rest_of(telling(CURSOR, nothing, END), monkeypatch, notes.append) as (found, agents):
+        assert [event.kind for events in found.last(agents) for event in events] == ["host_finished"]
+    assert notes == []
 
 
 def test_who_never_comes_back_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

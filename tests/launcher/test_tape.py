@@ -150,6 +150,25 @@ def test_one_question_brings_so_many_bytes_and_the_next_goes_on(
     assert len(tape.whole_chunks(RUN, 0, 60, 1000)) <= 10
 
 
+def test_events_of_one_kind_are_found_among_many_page_by_page(
+    book: tape.Tape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [Event("line", 1e9, RUN, 1, "h0", 0, {"stream": "out", "text": "x" * 100})] * 3000
+    ends = [Event("host_finished", 1e9, RUN, 1, f"h{n}", None, {"unwritten": n}) for n in (0, 1)]
+    book.append([*lines, ends[0], *lines, ends[1], *lines], 1, {}, fold.initial(PLAN))
+    first, second = (3001, ends[0]), (6002, ends[1])
+    assert tape.events_of_kind(RUN, "host_finished", 0, 10) == ([first, second], 9002, False)
+    assert tape.events_of_kind(RUN, "host_finished", 0, 1) == ([first], 3001, True)
+    assert tape.events_of_kind(RUN, "host_finished", 3001, 1) == ([second], 6002, True)
+    assert tape.events_of_kind(RUN, "host_finished", 6002, 1) == ([], 9002, False)
+    monkeypatch.setattr(tape, "LOOK_BYTES", 1000)
+    after, found, more = 0, [], True
+    while more:
+        some, after, more = tape.events_of_kind(RUN, "host_finished", after, 10)
+        found += some
+    assert (found, after) == ([first, second], 9002)
+
+
 def test_places_go_with_the_events(book: tape.Tape) -> None:
     assert book.places(1) == {}
     place = Place((1, 2, 300), 40, 50)

@@ -184,6 +184,50 @@ def test_lines_since_a_moment_are_shown_also_if_a_host_brought_older_ones_after_
         assert asked(service, "logs", PLAN.run, "--since", "1h") == "[0 h0] new\n[1 h1] new too\n"
 
 
+def test_lines_that_are_lost_are_told_to_whoever_reads_the_log(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shown = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    hosts = tuple(
+        replace(host, ranks=tuple(replace(rank, env=shown) for rank in host.ranks)) for host in PLAN.hosts
+    )
+    plans = [replace(PLAN, attempt=attempt, hosts=hosts) for attempt in (1, 2)]
+    for plan in plans:
+        options = LaunchOptions(plan.run, "", ("true",), "/", attempt=plan.attempt)
+        history.remember(plan, Inventory((Host("h0"), Host("h1")), "h0"), options)
+
+    def ended(attempt: int, host: str, unwritten: int) -> Event:
+        data = {"state": "failed", "left": [], "unwritten": unwritten}
+        return Event("host_finished", time.time(), PLAN.run, attempt, host, None, data)
+
+    with tape.Tape(PLAN.run) as book:
+        for plan in plans:
+            line = {"stream": "out", "text": f"attempt {plan.attempt}"}
+            said = Event("line", time.time(), PLAN.run, plan.attempt, "h0", 0, line)
+            last = [ended(plan.attempt, "h0", 16 + plan.attempt), ended(plan.attempt, "h1", 0)]
+            state = fold.fold(replace(fold.initial(plan), state="failed"), last[0])
+            book.append([said, *last], plan.attempt, {}, state)
+            book.finish(Outcome(state, None))
+    history.mark(PLAN.run, "failed", error="", attempt=2)
+    first, second = (
+        f"h0: {count} lines of its log are lost: they could not be written down\n" for count in (17, 18)
+    )
+    with serving() as service:
+        for words in ((), ("--json",), ("--tail", "1"), ("--follow",), ("--follow", "--tail", "1", "--json")):
+            told = ringctl("--server", service.url, "logs", PLAN.run, *words).stderr
+            assert (told.count(second), first in told) == (1, False), words
+        told = ringctl("--server", service.url, "logs", PLAN.run, "--previous").stderr
+        assert (told.count(first), second in told) == (1, False)
+        told = ringctl("--server", service.url, "logs", PLAN.run, "--download", str(tmp_path)).stderr
+        assert told == second
+        assert second in asked(service, "status", PLAN.run)
+        assert "lines of the log that are lost | h0: 18 |" in asked(service, "report", PLAN.run, "--markdown")
+        capfd.readouterr()
+        cli_remote_logs.attached(service.client(), PLAN.run, as_json=False)
+        told = "".join(capfd.readouterr())
+        assert (told.count(first), told.count(second)) == (1, 1)
+
+
 def test_events_and_files_are_as_without_a_service(
     spoken: tuple[Service, str], at_the_door: Service, tmp_path: Path
 ) -> None:
@@ -406,6 +450,7 @@ class Lies(http.server.BaseHTTPRequestHandler):
         times = {"started": 1.0, "submitted": 1.0, "ended": 2.0}
         lists = {"hosts": ["h"], **{key: [] for key in ("former", "unended", "attempts", "ranks")}}
         about = {"run": self.run, "state": state, "world": 1, "attempt": 1, "cause": None, "plan": None}
+        about["unwritten"] = {}
         return {**words, **figures, **times, **lists, **about, "watched": ""}
 
     def do_GET(self) -> None:
