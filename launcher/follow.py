@@ -34,6 +34,7 @@ BEHIND_S = 10.0  # a host that comes no nearer to the present for so long is not
 LONGEST_BEHIND_S = 300.0  # nor one that has not arrived there by then
 NEARER_S = 1.0  # less is not nearer
 LONGEST_STEP_S = 1.0  # whoever waits for longer at once has been stopped meanwhile
+MOST_HELD = 8 << 20  # bytes of a host's log that wait for what others said earlier; then it waits, too
 LONGEST_EVENT = 1 << 20  # bytes; what is longer is looked at before it is decoded
 LONGEST_HEAD = 300  # what comes before the text of a line
 NOT_AS_AGREED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
@@ -64,6 +65,7 @@ class Piece:
 
     host: str
     events: list[Event] = field(default_factory=list)
+    size: int = 0  # bytes of them
     told: bool = False  # events have come, if only such as are known already or not believed
     watermark: float = 0.0  # nothing earlier than this will come from the host
     caught_up: bool = False
@@ -167,7 +169,7 @@ class Decoder:
         self.ranks |= check_events(events)
         if len(self.ranks) > MOST_RANKS_HERE + 1:
             raise ValueError("more ranks than a host has")
-        piece.watermark, piece.told = events[-1].time, True
+        piece.watermark, piece.told, piece.size = events[-1].time, True, piece.size + len(lines)
         if self.own is not None and not self.ranks <= self.own:
             events = [event for event in events if event.rank in self.own]
         self.count += len(events)
@@ -250,11 +252,21 @@ class Merger:
         self._waiting: dict[str, tuple[list[float], list[Event]]] = {host: ([], []) for host in hosts}
         self._watermark = dict.fromkeys(hosts, 0.0)
         self._latest = dict.fromkeys(hosts, 0.0)
+        self._held = dict.fromkeys(hosts, 0.0)  # about how many bytes there are of it
+        self._late: set[str] = set()  # hosts that nobody waits for until they have caught up
+
+    def let_go(self, hosts: Iterable[str]) -> None:
+        """The others do not wait for these any longer."""
+        for host in hosts:
+            self._late.add(host)
+            self._watermark.pop(host, None)
 
     def add(self, piece: Piece, now: float = float("inf")) -> list[Event]:
         """Everything that can be shown now. What has come by `now` has happened by then, whatever its host's
         clock says: one that was set ahead does not hold its events back."""
-        if piece.over or piece.away:
+        if piece.caught_up:
+            self._late.discard(piece.host)
+        if piece.over or piece.away or piece.host in self._late:
             self._watermark.pop(piece.host, None)  # the others do not wait for it
         else:
             self._watermark[piece.host] = max(self._watermark.get(piece.host, 0.0), min(piece.watermark, now))
@@ -266,8 +278,13 @@ class Merger:
             latest = max(latest, min(event.time, now))
             times.append(latest)
         self._latest[piece.host] = latest
+        self._held[piece.host] += piece.size
         events += piece.events
         return self.ready(min(self._watermark.values(), default=float("inf")))
+
+    def has_room(self, host: str) -> bool:
+        """Whether so little of it is held back that it may go on."""
+        return self._held[host] <= MOST_HELD
 
     @property
     def held_back(self) -> set[str]:
@@ -277,8 +294,9 @@ class Merger:
     def ready(self, until: float) -> list[Event]:
         """Events up to this moment, whether or not an earlier one may still come."""
         ready: list[tuple[float, Event]] = []
-        for times, events in self._waiting.values():
+        for host, (times, events) in self._waiting.items():
             count = bisect.bisect_right(times, until)
+            self._held[host] *= 1.0 - count / len(times) if times else 0.0
             ready += zip(times[:count], events[:count], strict=True)
             del times[:count], events[:count]
         ready.sort(key=operator.itemgetter(0))  # keeps the order of equals, and is quick on runs in order
@@ -355,11 +373,11 @@ def follow(
     pieces: queue.Queue[Piece] = queue.Queue(maxsize=4 * len(agents))
     quit_ = threading.Event()
     request = {"run": run, "follow": live, "attempt": attempt}
-    readers = []
-    for agent in agents.values():
+    readers = {}
+    for name, agent in agents.items():
         decoder = decoder_for(agent, run, attempt, after or {}, rank_hosts)
-        readers.append(Reader(agent, request, decoder, pieces, quit_, patience))
-    for reader in readers:
+        readers[name] = Reader(agent, request, decoder, pieces, quit_, patience)
+    for reader in readers.values():
         reader.start()
     taken = None if after is None else Taken({name: after.get(name, first(attempt)) for name in agents})
     merger, heard = Merger(list(agents)), Heard(set(agents), some)
@@ -378,16 +396,18 @@ def follow(
                 if taken:
                     taken.heard(piece.host, piece.place)
             if live:
-                heard.waited(time.monotonic() - began, clock.now())
+                merger.let_go(heard.waited(time.monotonic() - began, clock.now()))
             if not heard.behind:
                 events += merger.ready(clock.now() - HOLD_S)
+            for name, reader in readers.items():
+                reader.may_go_on(merger.has_room(name))
             places = places_after(taken, events)
             unfinished = heard.open | merger.held_back
             yield Update(events, not heard.behind, heard.away, heard.lost, places, frozenset(unfinished))
     finally:
         quit_.set()
         deadline = time.monotonic() + QUIT_S
-        while any(reader.is_alive() for reader in readers) and time.monotonic() < deadline:
+        while any(reader.is_alive() for reader in readers.values()) and time.monotonic() < deadline:
             drain(pieces)
 
 
@@ -416,6 +436,7 @@ class Heard:
         self.away: Mapping[str, str] = {}
         self.lost: Mapping[str, str] = {}
         self._refused: set[str] = set()
+        self._spoken: set[str] = set()  # hosts of which anything has come
         self._told = dict.fromkeys(hosts, 0.0)  # the times of their latest events
         self._nearest: dict[str, tuple[float, float]] = {}  # how far behind at least, and waited until that
         self._waited = 0.0
@@ -435,22 +456,27 @@ class Heard:
             self.away = {**others, host: piece.away} if piece.away else others
         if piece.over:
             self.open.discard(host)
+        self._spoken.add(host)
         if piece.events:
             self._told[host] = piece.events[-1].time
         if piece.caught_up or piece.over or piece.away:
             self.behind.discard(host)
 
-    def waited(self, seconds: float, now: float) -> None:
+    def waited(self, seconds: float, now: float) -> list[str]:
         """So long those were waited for that are behind. Who comes no nearer, or never arrives, is not waited
-        for any longer: what it says still comes, but not in order, and what others say comes at once."""
+        for any longer: what it says still comes, but not in order, and what others say comes at once. Who has
+        said nothing yet is about to be away, or to be heard."""
         self._waited += min(seconds, LONGEST_STEP_S) if self.behind else 0.0
-        for host in list(self.behind):
+        late = []
+        for host in self.behind & self._spoken:
             apart = now - self._told[host]
-            nearest, since = self._nearest.get(host, (math.inf, 0.0))
+            nearest, since = self._nearest.setdefault(host, (math.inf, self._waited))
             if apart <= nearest - NEARER_S:
                 self._nearest[host], since = (apart, self._waited), self._waited
             if self._waited >= min(since + BEHIND_S, LONGEST_BEHIND_S):
                 self.behind.discard(host)
+                late.append(host)
+        return late
 
 
 def first(attempt: int) -> Place:
@@ -503,7 +529,16 @@ class Reader(threading.Thread):
             quit_,
         )
         self.is_away = False
+        self._room = threading.Event()
+        self._room.set()
         self.patient_until = time.monotonic() + patience  # with a host that has not started it yet
+
+    def may_go_on(self, has_room: bool) -> None:
+        """Unless what it has passed on waits for what others said earlier."""
+        if has_room:
+            self._room.set()
+        else:
+            self._room.clear()
 
     def run(self) -> None:
         delay = FIRST_RETRY_S
@@ -570,6 +605,8 @@ class Reader(threading.Thread):
                     if self.is_away:
                         piece.away, self.is_away = "", False
                     before = time.monotonic()
+                    while not self._room.wait(PATIENCE_S) and not self.quit.is_set():
+                        pass
                     self.pieces.put(piece)  # which takes as long as whoever shows it does
                     heard = time.monotonic()
                     understood = heard if self.goes_on(piece) else understood + heard - before

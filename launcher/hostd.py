@@ -63,7 +63,10 @@ def main() -> int:
         if claimed:
             give_back(claimed)
         return 0
-    return answered(commands[command], command, json.loads(text or b"{}"))
+    code = answered(commands[command], command, json.loads(text or b"{}"))
+    if claimed and code:
+        give_back(claimed)
+    return code
 
 
 if __name__ == "__main__":

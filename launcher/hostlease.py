@@ -69,7 +69,8 @@ class Lease:
         self._told: dict[str, float] = {}  # whom the leader misses, for how long
         self._told_at = 0.0
         self._next_beat = 0.0
-        self._looked = 0.0  # when we last did: nobody is missed for the time in which we could not
+        self._looked = 0.0  # when we last did: nobody is missed for the time in which we could not,
+        self._excused: set[str] = set()  # but only once: a host that may always be late is heard in between
         self._words: dict[str, Any] = {"kind": "here"}  # what the leader is told
         self._ended = False  # on the leader: its own ranks have, or are about to
         self._known = False  # elsewhere: the leader has heard that they have here
@@ -101,8 +102,11 @@ class Lease:
         all the others."""
         asleep, self._looked = now - self._looked, now
         if asleep > ASLEEP_S:
-            self._heard = {host: min(at + asleep, now) for host, at in self._heard.items()}
-            self._told_at = min(self._told_at + asleep, now)
+            if self.leader not in self._excused:
+                self._told_at = min(self._told_at + asleep, now)
+            for host in self._heard.keys() - self._excused:
+                self._heard[host] = min(self._heard[host] + asleep, now)
+            self._excused |= self._heard.keys()
         if not self.leads and now >= self._next_beat:
             self._next_beat = now + BEAT_S
             self._send(self._words, None)
@@ -140,6 +144,7 @@ class Lease:
             return
         self._newest[sender] = number
         self._heard[sender] = now
+        self._excused.discard(sender)
         self._addresses[sender] = address
         if not self.leads:
             self._take_answer(message, now)

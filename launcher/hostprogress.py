@@ -37,13 +37,14 @@ class Progress:
         self.at = time.monotonic()
         self.usual = 0.0  # seconds between two signs of progress, over the last few
         self.signs = 0
+        self.excused = False  # for a time since then
         self.step: object = None
 
     def made(self) -> None:
         now = time.monotonic()
         new = 0.2 if self.signs > 1 else 1.0  # how long it took to begin says nothing once there is more
         self.usual = (1.0 - new) * self.usual + new * (now - self.at)
-        self.at = now
+        self.at, self.excused = now, False
         self.signs += 1
 
     def printed(self) -> None:
@@ -60,8 +61,10 @@ class Progress:
         return True
 
     def slept(self, seconds: float, now: float) -> None:
-        """Nobody could look for so long, and so nobody knows whether it got on."""
-        self.at = min(self.at + seconds, now)
+        """Nobody could look for so long, and so nobody knows whether it got on. That counts once until it
+        does."""
+        if seconds and not self.excused:
+            self.at, self.excused = min(self.at + seconds, now), True
 
     def stood(self, lease: float, silence: float) -> bool:
         """Whether there was none for as long as the lease, and for ten usual steps. Where no steps are told,

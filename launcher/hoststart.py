@@ -76,7 +76,8 @@ def claim_slots(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def give_back(request: dict[str, Any]) -> None:
-    """Whoever claimed slots has thought better of it. A run that has begun here meanwhile keeps them."""
+    """Slots that were claimed for a start that did not come, or was refused. A run that has begun here
+    meanwhile keeps them."""
     from launcher import hostslots
 
     hostslots.remove_of(str(request["claim"]["run"]), os.getpid())

@@ -130,10 +130,14 @@ def open_pipes(ranks: list[Rank]) -> str:
 def log_all_words(folder: str, attempt: int, ranks: list[Rank]) -> int:
     """What the ranks said that hostd has not written; MAY_BE if some of it is lost."""
     words = (said for rank in ranks for said in rank.last_words())
-    try:
-        all_written = log_last_words(folder, attempt, words)
-    except OSError:
-        all_written = False
+    while True:
+        try:
+            all_written = log_last_words(folder, attempt, words)
+        except OSError as error:
+            if error.errno == errno.EAGAIN:  # somebody holds its lock, and nothing is read yet
+                continue
+            all_written = False
+        break
     return 0 if all_written and not any(rank.has_lost_words() for rank in ranks) else MAY_BE
 
 
@@ -163,12 +167,16 @@ def be_hostd(
     except OSError as error:
         say(answer, {"error": str(error)})
         return 0
+    is_known = False  # there is a state by which somebody can find us
     ended_early = functools.partial(refuse_to_start, folder, plan, warden)
     try:
         for number in END_SIGNALS:
             signal.signal(number, ended_early)
-        supervisor.write_state()
-        os.close(lock)
+        try:
+            supervisor.write_state()
+            is_known = True
+        finally:
+            os.close(lock)
         keep_room(folder)
         keep_room_for_word(os.path.join(folder, STOP))
         if is_stopped(folder, plan):  # whoever comes later finds the state saved above
@@ -186,7 +194,7 @@ def be_hostd(
     except (Refused, OSError) as error:
         is_closed = supervisor.abandon(str(error))
         say(answer, {"error": str(error)})
-        if not is_closed:
+        if is_known and not is_closed:
             supervisor.close_later()
         return 0
     say(answer, reply)

@@ -54,7 +54,7 @@ def state_of(detail: Mapping[str, Any], now: float) -> RunState:
         ranks=ranks,
         started=(times or [detail["started"]])[0],
         ended=detail["ended"],
-        unwritten={host: int(lines) for host, lines in detail["unwritten"].items()},
+        unwritten={host: int(lines) for host, lines in (detail.get("unwritten") or {}).items()},
     )
 
 

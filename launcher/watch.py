@@ -27,6 +27,8 @@ STACKS_S = 3.0  # by then every host that noticed a standstill has said where it
 TOLD_S = 10.0  # so long a host that was asked to end its ranks may be silent
 LATEST_S, LONGEST_S = 120.0, 3600.0  # so long it may talk; the second as long as that leads to an end
 MOST_LATE, AN_EVENT = 1 << 30, 100  # characters it may have left to tell; what an event is beside its text
+GONE_S = 60.0  # and who cannot be heard any more, though its ranks have ended, may be away
+NOT_OVER = "its ranks have ended, and the end of its log has not come; Ctrl-C does without"
 NOT_TOLD = "it was asked to end its ranks, and does not tell that they ended: they may be there still"
 AWAY_LEASES = 6  # so long a host with the last ranks may be away before the run goes on without
 PROOFS = 2  # so often others are heard meanwhile, and it is not
@@ -140,7 +142,11 @@ def watch(
         ender.showed(update.events, state, began)
         stalls.look(update.events, state, tails, away)
         ender.look(state, lost, away)
-        if ender.waits_in_vain(state, unheard, open_) or (away.keys() == agents.keys() and given_up()):
+        if (
+            ender.waits_in_vain(state, unheard, open_)
+            or ender.is_not_told_the_end(state, unheard, open_, given_up)
+            or (away.keys() == agents.keys() and given_up())
+        ):
             untold = ender.untold(state, unheard)
             for words in untold.values():
                 screen.note(words)
@@ -189,6 +195,8 @@ class Ender:
         self.stops: list[Stop] = []
         self.patience = Patience()
         self.silence = Silence(AWAY_LEASES * lease_seconds(), lambda: who_answers(agents))
+        self.all_ended: float | None = None  # when the last rank was seen to have ended
+        self.told_who = ""  # that they do not come to the end
         self.in_vain = False  # somebody has asked again although the hosts had answered: not to wait any more
 
     def look(self, state: RunState, lost: Mapping[str, str], away: Mapping[str, str]) -> None:
@@ -250,6 +258,32 @@ class Ender:
             return False
         last_words = () if self.again else set(open_) - unheard.keys()
         return not (last_words or self.untold(state, unheard)) or self.is_late(time.monotonic())
+
+    def is_not_told_the_end(
+        self,
+        state: RunState,
+        unheard: Mapping[str, str],
+        open_: Collection[str],
+        given_up: Callable[[], bool],
+    ) -> bool:
+        """Whether all ranks have ended, and hosts do not come to an end of their log. One may wait for room
+        on a full disk, so that is waited for, unless somebody has the run stopped or a next attempt waits:
+        what they still say is read beside that."""
+        if going_on(state) or not open_:
+            self.all_ended = None
+            return False
+        now = time.monotonic()
+        self.all_ended = self.all_ended or now
+        if self.has_answers():
+            return self.is_late(now)
+        quiet = now - max(self.all_ended, self.patience.heard)
+        if quiet > TOLD_S and not self.told_who:
+            self.told_who = ", ".join(sorted(open_))
+            self.screen.note(f"{self.told_who}: {NOT_OVER}")
+        if quiet > TOLD_S and given_up():
+            return True
+        gone = set(open_) <= unheard.keys() and quiet > GONE_S
+        return gone or (self.again and now - self.all_ended > LATEST_S)
 
     def is_late(self, now: float) -> bool:
         """Whether hosts that were asked to end their ranks had long enough to tell how they ended: that comes

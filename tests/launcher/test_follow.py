@@ -15,7 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher import kit
-from launcher.follow import BEHIND_S, LONGEST_BEHIND_S, LONGEST_EVENT, Clock, Decoder, Heard, Merger, Piece
+from launcher.follow import (
+    BEHIND_S,
+    LONGEST_BEHIND_S,
+    LONGEST_EVENT,
+    MOST_HELD,
+    Clock,
+    Decoder,
+    Heard,
+    Merger,
+    Piece,
+)
 from launcher.model import Event
 from tests.launcher.ringctl import detach, events, run_folder, wait_until_final
 
@@ -223,6 +233,7 @@ def behind_after(seconds: float, lines: Iterable[tuple[float, float]] = (), step
     """Who is still waited for, where one host has caught up, and the other sends lines: (when, of when)."""
     heard, waiting, spent = Heard({"good", "slow"}, some=False), list(lines), 0.0
     heard.take(Piece("good", caught_up=True))
+    heard.take(Piece("slow"))
     while spent < seconds:
         while waiting and waiting[0][0] <= spent:
             time_ = waiting.pop(0)[1]
@@ -237,6 +248,7 @@ def test_a_host_that_comes_no_nearer_to_the_present_is_not_waited_for_any_longer
     assert behind_after(BEHIND_S + 1) == set()
     same = [(second, 5e8) for second in range(1000)]
     assert behind_after(BEHIND_S + 1, same) == set()
+    assert Heard({"dialled"}, some=False).waited(1.0, 1e9) == [], "it may still be away"
     as_time_goes = [(second, 5e8 + second) for second in range(1000)]
     assert behind_after(BEHIND_S + 1, as_time_goes) == set()
 
@@ -300,6 +312,32 @@ def test_an_event_waits_until_no_earlier_one_can_come() -> None:
     assert merger.add(Piece("b", events=[late], watermark=2.0)) == []
     assert merger.add(Piece("a", events=[early], watermark=1.0)) == [early]
     assert merger.add(Piece("a", watermark=2.5)) == [late]
+
+
+def told(host: str, *times: float, size: int = 0, caught_up: bool = False) -> Piece:
+    events = [Event("line", time_, "r", 1, host, 0, {}) for time_ in times]
+    return Piece(host, events, size, watermark=max(times, default=0.0), caught_up=caught_up)
+
+
+def test_a_host_that_is_ahead_waits_once_much_of_it_is_held_back() -> None:
+    merger = Merger(["ahead", "slow"])
+    assert merger.add(told("ahead", 1.0, 2.0, 3.0, 4.0, size=2 * MOST_HELD)) == []
+    assert (merger.has_room("ahead"), merger.has_room("slow")) == (False, True)
+    assert len(merger.add(told("slow", 2.5))) == 3
+    assert merger.has_room("ahead"), "half of it is left"
+    assert merger.add(told("slow", 4.0))
+    assert merger.held_back == set()
+
+
+def test_nobody_waits_for_a_host_that_is_let_go_until_it_has_caught_up() -> None:
+    merger = Merger(["good", "behind", "late"])
+    merger.add(told("behind", 5.0))
+    assert merger.add(told("good", 4.0)) == []
+    merger.let_go(["late"])
+    assert [event.host for event in merger.add(told("late", 1.0))] == ["late", "good"]
+    assert [event.host for event in merger.add(told("good", 5.0))] == ["good", "behind"]
+    merger.add(told("late", 2.0, caught_up=True))
+    assert merger.add(told("good", 7.0)) == []
 
 
 def test_a_host_that_is_over_is_not_waited_for() -> None:

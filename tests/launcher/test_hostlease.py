@@ -96,6 +96,17 @@ def test_nobody_is_missed_for_a_time_in_which_nobody_could_look(port: int) -> No
             assert [round(seconds) for seconds in lease.silent(51.0).values()] == [11]
 
 
+def test_whoever_always_looks_late_misses_the_others_all_the_same(port: int) -> None:
+    """A host that swaps, or whose disk takes seconds for each write."""
+    with supervisors(port, 2) as (one, two):
+        one.beat(0.0)
+        meet(one, two, now=0.0)
+        for lease in (one, two):
+            for number in range(1, 10):
+                lease.beat(number * 1.5)
+            assert lease.silent(13.5)
+
+
 def test_a_lease_that_never_began_does_not_run_out(port: int) -> None:
     with supervisors(port, 2) as (one, two):
         two.beat(0.0)
@@ -277,3 +288,6 @@ def test_ranks_do_not_stand_still_for_a_time_in_which_nobody_could_look() -> Non
     assert progress.stood(8.0, 30.0)
     progress.slept(25.0, time.monotonic())
     assert not progress.stood(8.0, 30.0)
+    progress.at -= 9.0
+    progress.slept(25.0, time.monotonic())
+    assert progress.stood(8.0, 30.0), "once: who always looks late sees it, too"

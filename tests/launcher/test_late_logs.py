@@ -196,6 +196,58 @@ def test_a_next_attempt_does_not_wait_for_a_log_that_goes_on(monkeypatch: pytest
     assert outcome.cause.text.startswith("rank 1 on good exited with code 3")
 
 
+# --- A host whose ranks have ended, and that never says that its log has ---------------------------
+
+ENDED = {**STOPPED, "state": "failed", "reason": "", "exit_code": 3}
+NEVER_OVER = f"while echo '{compact({**CURSOR, 'kind': 'tick'})}'; do sleep 0.1; done"
+
+
+def wait_at(
+    screen: Shown, interrupts: watch.Interrupts, *, again: bool = False, stopped: bool = False
+) -> watch.Outcome:
+    """How a run of one rank is seen that has failed on such a host."""
+    script = asked_to_stop(f"echo '{compact(ENDED)}'; {NEVER_OVER}")
+    state = RunState("r1", "", 1, 1, "starting", {0: RankState(0, "liar")})
+    return watch.watch(
+        state, {"liar": liar(script)}, screen, interrupts, again=again, given_up=lambda: stopped
+    )
+
+
+@pytest.mark.timeout(60)
+def test_ctrl_c_ends_the_wait_for_a_log_that_is_never_over_which_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watch, "TOLD_S", 1.0)
+    interrupts = watch.Interrupts()
+
+    def press(screen: Shown) -> None:
+        interrupts.count = sum(watch.NOT_OVER in note for note in screen.notes)
+
+    screen = Shown(then=press)
+    outcome = wait_at(screen, interrupts)
+    assert screen.notes == [
+        f"liar: {watch.NOT_OVER}",
+        "stopping the run; press Ctrl-C again to kill it",
+        MISSING,
+    ]
+    assert outcome.state.state == "failed"
+
+
+@pytest.mark.timeout(60)
+def test_a_next_attempt_does_not_wait_for_a_log_that_is_never_over() -> None:
+    outcome = wait_at(Shown(), watch.Interrupts(), again=True)
+    assert (outcome.state.state, outcome.heard_to.keys()) == ("failed", {"liar"})
+
+
+@pytest.mark.timeout(60)
+def test_whoever_watches_a_run_that_is_stopped_does_not_wait_for_a_log_that_is_never_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watch, "TOLD_S", 1.0)
+    monkeypatch.setattr(watch, "LATEST_S", 3600.0)
+    assert wait_at(Shown(), watch.Interrupts(), again=True, stopped=True).state.state == "failed"
+
+
 # --- Beside a host that is away ------------------------------------------------------------------
 
 LAST_WORD = [{**TOLD, "text": "the last word"}, {**LOST, "left": []}]
