@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from launcher import hostranks, kit
+from launcher.hostdisk import LOCK_S
 from launcher.hostoutput import MetricsTail
 from launcher.hostranks import Rank
 from launcher.hostsupervisor import Supervisor
@@ -219,7 +221,10 @@ def test_what_ranks_said_while_their_supervisor_was_about_to_be_killed_is_not_lo
     os.kill(supervisor, signal.SIGSTOP)  # it reads nothing any more
     (tmp_path / "go").touch()
     wait_for(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists(), "what they say")
-    os.kill(supervisor, signal.SIGKILL)
+    with open(run_folder(run) / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a stop that hangs at its disk, say
+        os.kill(supervisor, signal.SIGKILL)
+        time.sleep(LOCK_S + 1.0)
     assert wait_until_final(run)["state"] == "failed"
     for rank in (0, 1):
         numbers = [*map(str, range(1, 2001))]

@@ -157,6 +157,19 @@ def test_slots_that_were_claimed_for_a_start_that_did_not_come_are_given_back(
     assert os.listdir(hostslots.place()) == []
 
 
+def test_slots_that_were_claimed_for_a_start_that_is_refused_are_given_back(
+    asking: subprocess.Popen[bytes],
+) -> None:
+    run = detach(["true"], world=1)
+    wait_until_final(run)
+    plan = {**json.loads((run_folder(run) / "plan.json").read_text()), "token": "another"}
+    about = {"run": run, "attempt": 1, "world": 1, "slots": 1, "shared": False, "room": 2}
+    told, _ = asking.communicate(json.dumps({"claim": about}).encode() + b"\n" + json.dumps(plan).encode())
+    assert b"there is a run" in told
+    assert asking.returncode == 1
+    assert os.listdir(hostslots.place()) == []
+
+
 def test_a_record_whose_writing_is_cut_short_leaves_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     def told_to_end(*_: object, **__: object) -> None:
         raise hostruns.Refused("told to end")
