@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 BEAT_S = 1.0
+BYE_S = 0.2  # who has ended, and waits only until the leader knows
 LARGEST = 1400  # bytes: fits into one packet of every network
 LONGEST_REASON = 150
 EARLY_TIMES = 8  # leases: so long after its own start a host may still hear of another for the first time
@@ -108,7 +109,8 @@ class Lease:
                 self._heard[host] = min(self._heard[host] + asleep, now)
             self._excused |= self._heard.keys()
         if not self.leads and now >= self._next_beat:
-            self._next_beat = now + BEAT_S
+            waits = self._words["kind"] == "bye" and not self._known
+            self._next_beat = now + (BYE_S if waits else BEAT_S)
             self._send(self._words, None)
         return asleep if asleep > ASLEEP_S else 0.0
 

@@ -264,7 +264,8 @@ def begin_shell(channel: paramiko.Channel) -> None:
 
     def give_up() -> None:
         is_late.set()
-        channel.close()
+        with contextlib.suppress(EOFError, OSError, paramiko.SSHException):  # the connection is gone already
+            channel.close()
 
     timer = threading.Timer(CONNECT_S, give_up)
     timer.daemon = True

@@ -258,6 +258,7 @@ def test_ctrl_c_ends_the_run_everywhere(cluster: Cluster, tmp_path: Path) -> Non
 def test_ctrl_c_is_obeyed_also_when_a_host_has_gone_for_good(cluster: Hosts, tmp_path: Path) -> None:
     inventory(cluster, only=("server1", "server2"))
     ringctl("launch", "--", "true")
+    assert eventually(lambda: not hosts.left_on(cluster)), "they wait for each other"
     process, shown = launch_until_up(tmp_path, 2)
     cluster.kill_host("server2")
     try:
