@@ -34,6 +34,7 @@ BEHIND_S = 10.0  # a host that comes no nearer to the present for so long is not
 LONGEST_BEHIND_S = 300.0  # nor one that has not arrived there by then
 NEARER_S = 1.0  # less is not nearer
 LONGEST_STEP_S = 1.0  # whoever waits for longer at once has been stopped meanwhile
+STUCK_S = 20.0  # if nothing comes for so long, nobody is kept waiting by what is held back
 MOST_HELD = 8 << 20  # bytes of a host's log that wait for what others said earlier; then it waits, too
 LONGEST_EVENT = 1 << 20  # bytes; what is longer is looked at before it is decoded
 LONGEST_HEAD = 300  # what comes before the text of a line
@@ -278,6 +279,8 @@ class Merger:
             latest = max(latest, min(event.time, now))
             times.append(latest)
         self._latest[piece.host] = latest
+        if piece.host in self._watermark:  # its times never fall: those to come are no earlier
+            self._watermark[piece.host] = max(self._watermark[piece.host], latest)
         self._held[piece.host] += piece.size
         events += piece.events
         return self.ready(min(self._watermark.values(), default=float("inf")))
@@ -381,7 +384,7 @@ def follow(
         reader.start()
     taken = None if after is None else Taken({name: after.get(name, first(attempt)) for name in agents})
     merger, heard = Merger(list(agents)), Heard(set(agents), some)
-    clock = Clock()
+    clock, came = Clock(), time.monotonic()
     try:
         while heard.open:
             began = time.monotonic()
@@ -389,8 +392,10 @@ def follow(
                 piece = pieces.get(timeout=hold)
             except queue.Empty:
                 # Nobody has said anything: what is waiting for a quiet host has waited long enough.
-                events = []
+                stuck = began > came + STUCK_S and not all(map(merger.has_room, readers))
+                events = merger.ready(math.inf) if stuck else []
             else:
+                came = time.monotonic()
                 heard.take(piece)
                 events = merger.add(piece, clock.now() + CLOCKS_AGREE_S)
                 if taken:

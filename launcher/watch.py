@@ -144,7 +144,7 @@ def watch(
         ender.look(state, lost, away)
         if (
             ender.waits_in_vain(state, unheard, open_)
-            or ender.is_not_told_the_end(state, unheard, open_, given_up)
+            or ender.is_not_told_the_end(state, since, open_, given_up)
             or (away.keys() == agents.keys() and given_up())
         ):
             untold = ender.untold(state, unheard)
@@ -262,13 +262,13 @@ class Ender:
     def is_not_told_the_end(
         self,
         state: RunState,
-        unheard: Mapping[str, str],
+        since: Mapping[str, float],
         open_: Collection[str],
         given_up: Callable[[], bool],
     ) -> bool:
         """Whether all ranks have ended, and hosts do not come to an end of their log. One may wait for room
         on a full disk, so that is waited for, unless somebody has the run stopped or a next attempt waits:
-        what they still say is read beside that."""
+        what they still say is read beside that. `since` when which hosts cannot be heard."""
         if going_on(state) or not open_:
             self.all_ended = None
             return False
@@ -282,8 +282,8 @@ class Ender:
             self.screen.note(f"{self.told_who}: {NOT_OVER}")
         if quiet > TOLD_S and given_up():
             return True
-        gone = set(open_) <= unheard.keys() and quiet > GONE_S
-        return gone or (self.again and now - self.all_ended > LATEST_S)
+        gone = set(open_) <= since.keys() and now > max(since[host] for host in open_) + GONE_S
+        return (gone and quiet > GONE_S) or (self.again and now - self.all_ended > LATEST_S)
 
     def is_late(self, now: float) -> bool:
         """Whether hosts that were asked to end their ranks had long enough to tell how they ended: that comes

@@ -329,6 +329,15 @@ def test_a_host_that_is_ahead_waits_once_much_of_it_is_held_back() -> None:
     assert merger.held_back == set()
 
 
+def test_a_host_whose_clock_was_set_back_does_not_wait_for_itself() -> None:
+    merger = Merger(["good", "set back"])
+    merger.add(told("good", 9000.0))
+    shown = merger.add(Piece("set back", told("set back", 5000.0, 1400.0).events, watermark=1400.0))
+    assert len(shown) == 2
+    assert len(merger.add(told("set back", 1500.0, size=2 * MOST_HELD))) == 1
+    assert merger.has_room("set back")
+
+
 def test_nobody_waits_for_a_host_that_is_let_go_until_it_has_caught_up() -> None:
     merger = Merger(["good", "behind", "late"])
     merger.add(told("behind", 5.0))
