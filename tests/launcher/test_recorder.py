@@ -188,7 +188,7 @@ def test_it_stops_when_it_is_told_to_and_nobody_else_records_meanwhile() -> None
     thread.start()
     try:
         wait_for(lambda: [line[6] for line in tape.lines(run).lines] == ["up"], "its line")
-        assert recorder.state is not None
+        wait_for(lambda: recorder.state is not None, "its state, which comes after what is on the disk")
         assert recorder.state.state == history.state_of(run) == "running"
         with pytest.raises(Exception, match="being recorded by somebody else"):
             Recorder(run).record()
