@@ -554,6 +554,8 @@ class Reader(threading.Thread):
                 return
             except HostError as error:
                 lost = error
+            except (OSError, EOFError) as error:  # of ours: no process is to be had, or no descriptor
+                lost = HostError(self.decoder.host, str(error) or "the connection was lost")
             except RingctlError as error:
                 self.pieces.put(Piece(self.decoder.host, over=True, error=error.message))
                 return

@@ -187,10 +187,11 @@ class SshChannel:
 
     def read(self, timeout: float) -> bytes | None:
         self._channel.settimeout(timeout)
-        try:
-            return self._channel.recv(1 << 18)
-        except TimeoutError:
-            return None
+        with translated(self._host):  # it also tells the server that there is room again
+            try:
+                return self._channel.recv(1 << 18)
+            except TimeoutError:
+                return None
 
     def send(self, data: bytes) -> None:
         with translated(self._host):
