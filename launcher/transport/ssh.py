@@ -72,17 +72,16 @@ class SshTransport:
         channel = self._execute(argv, stdin or b"")
         out, err = bytearray(), bytearray()
         try:
-            if stdin is not None:
-                channel.shutdown_write()
-            if not read_both(channel, deadline, out, err, most):
-                raise too_much(self.host.name, most)
-            if not channel.status_event.wait(max(0.0, deadline - time.monotonic())):
-                raise TimeoutError
-        except TimeoutError:
-            raise TimedOut(self.host.name, timeout, bytes(out), after_mark(bytes(err))[1]) from None
+            with translated(self.host.name):
+                if stdin is not None:
+                    channel.shutdown_write()
+                is_late = not heard_out(channel, deadline, out, err, most)
         finally:
-            with contextlib.suppress(EOFError, OSError):
-                channel.close()
+            close(channel)
+        if len(out) + len(err) > most:
+            raise too_much(self.host.name, most)
+        if is_late:
+            raise TimedOut(self.host.name, timeout, bytes(out), after_mark(bytes(err))[1])
         if channel.exit_status == -1:
             alive = channel.get_transport().is_active()
             what = "was killed" if alive else "ran, but the connection was lost"
@@ -91,10 +90,10 @@ class SshTransport:
         return Completed(channel.exit_status, bytes(out), rest, began or BEGAN in out)
 
     def stream(self, argv: Sequence[str], stdin: bytes, more: bool = False) -> Channel:
-        channel = self._execute(argv, stdin)
+        channel = SshChannel(self.host.name, self._execute(argv, stdin))
         if not more:
-            channel.shutdown_write()
-        return SshChannel(self.host.name, channel)
+            channel.end_input()
+        return channel
 
     def address(self) -> str:
         """Where the connection goes. Behind a jump host, what that one was asked to reach, if it is numeric:
@@ -137,8 +136,9 @@ class SshTransport:
             channel.settimeout(60.0)
             try:
                 send_all(channel, command_line(argv) + stdin)
-            except OSError:
+            except (OSError, EOFError):
                 if not (channel.closed and channel.get_transport().is_active()):
+                    close(channel)
                     raise
                 # It ended without reading all of it; what it said, and its exit code, tell why.
             return channel
@@ -203,16 +203,16 @@ class SshChannel:
             self._channel.shutdown_write()
 
     def errors(self) -> bytes:
-        while self._channel.recv_stderr_ready():
-            self._errors += self._channel.recv_stderr(1 << 18)
+        with translated(self._host):
+            while self._channel.recv_stderr_ready():
+                self._errors += self._channel.recv_stderr(1 << 18)
         if not self.began:
             self.began, self._errors = after_mark(self._errors)
         said, self._errors = self._errors, b""
         return said
 
     def close(self) -> None:
-        with contextlib.suppress(EOFError, OSError, paramiko.SSHException):  # the connection is gone already
-            self._channel.close()
+        close(self._channel)
 
 
 def not_installed(host: Host, done: Completed) -> HostError:
@@ -265,8 +265,7 @@ def begin_shell(channel: paramiko.Channel) -> None:
 
     def give_up() -> None:
         is_late.set()
-        with contextlib.suppress(EOFError, OSError, paramiko.SSHException):  # the connection is gone already
-            channel.close()
+        close(channel)
 
     timer = threading.Timer(CONNECT_S, give_up)
     timer.daemon = True
@@ -301,13 +300,24 @@ def send_all(channel: paramiko.Channel, data: bytes) -> None:
         channel.sendall(data[start : start + PIECE])
 
 
-def read_both(channel: paramiko.Channel, deadline: float, out: bytearray, err: bytearray, most: int) -> bool:
-    """All of stdout and stderr. Each is emptied while the other is waited for: they share one window. False
-    if there is more than `most` of it."""
+def close(channel: paramiko.Channel) -> None:
+    with contextlib.suppress(EOFError, OSError, paramiko.SSHException):  # the connection is gone already
+        channel.close()
+
+
+def heard_out(channel: paramiko.Channel, deadline: float, out: bytearray, err: bytearray, most: int) -> bool:
+    """Until its exit code is known, or there is more than `most`; False if time was up before."""
+    try:
+        read_both(channel, deadline, out, err, most)
+        return len(out) + len(err) > most or channel.status_event.wait(max(0.0, deadline - time.monotonic()))
+    except TimeoutError:
+        return False
+
+
+def read_both(channel: paramiko.Channel, deadline: float, out: bytearray, err: bytearray, most: int) -> None:
+    """Each is emptied while the other is waited for: they share one window."""
     data = b"more"
-    while data:
-        if len(out) + len(err) > most:
-            return False
+    while data and len(out) + len(err) <= most:
         channel.settimeout(min(0.2, remaining(deadline)))
         with contextlib.suppress(TimeoutError):
             data = channel.recv(1 << 18)
@@ -315,13 +325,10 @@ def read_both(channel: paramiko.Channel, deadline: float, out: bytearray, err: b
         while channel.recv_stderr_ready() and len(err) <= most:
             err += channel.recv_stderr(1 << 18)
     data = b"more"
-    while data:
+    while data and len(out) + len(err) <= most:
         channel.settimeout(remaining(deadline))
         data = channel.recv_stderr(1 << 18)
         err += data
-        if len(out) + len(err) > most:
-            return False
-    return True
 
 
 def remaining(deadline: float) -> float:

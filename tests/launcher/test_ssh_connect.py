@@ -7,8 +7,9 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from launcher.transport.connect import AT_ONCE_S, TRIES, retried, ssh_words
 from launcher.transport.sshconfig import SshConfig, name_of
 from launcher.transport.sshlines import parsed
 from tests.cluster import CONTROLLER, Cluster
+from tests.conftest import eventually
 from tests.launcher.hosts import (
     HOME,
     Hosts,
@@ -41,6 +43,7 @@ from tests.launcher.ringctl import ringctl, wait_for
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
+HUNG_UP = "the server hung up in the middle"
 WHO = "id -un; hostname; set -- $SSH_CONNECTION; echo $1 $4"
 
 
@@ -270,6 +273,87 @@ def test_a_proxy_command_that_fails_is_quoted_at_once(
     message = refusal("server3").message
     assert message.startswith("server3: its ProxyCommand ended: ")
     assert message.endswith(words)
+
+
+DEAF = """
+import os, socket, sys, threading, time
+server, way = socket.create_connection((sys.argv[1], int(sys.argv[2]))), socket.socket(fileno=0)
+
+def back():
+    while data := server.recv(1 << 16):
+        way.sendall(data)
+    os._exit(0)
+
+def cut():
+    while not os.path.exists(sys.argv[3]):
+        time.sleep(0.01)
+    way.shutdown(socket.SHUT_RD)
+    os.unlink(sys.argv[3])
+
+for each in (back, cut):
+    threading.Thread(target=each, daemon=True).start()
+while data := way.recv(1 << 16):
+    server.sendall(data)
+threading.Event().wait(60)
+"""
+MUCH = "head -c 16000000 /dev/zero"  # more than is sent before we say that there is room again
+ON = "while echo; do sleep 0.1; done"  # until nobody listens
+
+
+@pytest.fixture
+def cut(cluster: Cluster, tmp_path: Path) -> Callable[[], None]:
+    """After this, server3 can be heard, and nothing can be said to it: a connection that is lost, before it
+    is known to be."""
+    program, mark = tmp_path / "deaf.py", tmp_path / "cut"
+    program.write_text(DEAF)
+    command = f"exec {sys.executable} {program} %h %p {mark}"
+    ssh_config(f"Host {cluster.address('server3')}\n  ProxyCommand {command}\n")
+
+    def now() -> None:
+        mark.touch()
+        wait_for(lambda: not mark.exists(), "the cut")
+
+    return now
+
+
+@pytest.mark.parametrize("where", ["", ">&2"], ids=["stdout", "stderr"])
+def test_a_connection_that_is_lost_within_an_answer_is_told_as_that(
+    cluster: Cluster, cut: Callable[[], None], where: str
+) -> None:
+    waits, go = (cluster.path("server3", f"{HOME}/{name}") for name in ("waits", "go"))
+    script = f"cd {HOME}; touch waits; until [ -e go ]; do sleep 0.02; done; {MUCH} {where}; {ON}"
+    told: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            transport.run(["sh", "-c", script], b"", 30.0)
+        except BaseException as error:
+            told.append(error)
+
+    with agents() as found:
+        transport = found["server3"].transport
+        asking = threading.Thread(target=ask)
+        asking.start()
+        wait_for(waits.exists, "the command there")
+        cut()
+        go.touch()
+        asking.join()
+    assert [(type(error), str(error).split("\n")[0]) for error in told] == [
+        (HostError, f"server3: {HUNG_UP}")
+    ]
+
+
+def test_a_connection_that_is_lost_within_a_stream_is_told_as_that(cut: Callable[[], None]) -> None:
+    with agents() as found:
+        channel = found["server3"].transport.stream(
+            ["sh", "-c", f"{MUCH} >&2 & {MUCH}; {ON}"], b"", more=True
+        )
+        wait_for(lambda: channel.read(0.1), "the first of it")
+        cut()
+        for lost in (lambda: channel.read(1.0), channel.errors, lambda: channel.send(b"x")):
+            with pytest.raises(HostError, match=HUNG_UP):
+                eventually(lambda lost=lost: lost() == b"never")
+        channel.close()
 
 
 def test_the_address_behind_a_jump_is_what_the_jump_was_asked_for_if_it_is_numeric(cluster: Cluster) -> None:
