@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -83,19 +83,29 @@ ENDLESS = {
 }
 
 
+# What a process is told to have taken at most begins with what whoever forked it had: so somebody small does.
+WEIGH = """if True:
+    import resource, subprocess, sys
+    code = subprocess.call(sys.argv[1:], stdout=subprocess.DEVNULL)
+    print(code, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
+
+
+def weighed(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """What it said on stderr; its exit code and the memory that it took, in KiB, on stdout."""
+    return subprocess.run(
+        [sys.executable, "-S", "-c", WEIGH, *argv], capture_output=True, text=True, check=True
+    )
+
+
 def bounded(*args: str, code: int) -> str:
     """What ringctl says on stderr; fails if it took the memory that a host wanted it to."""
-    process = subprocess.Popen([*RINGCTL, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    with process.stdout, process.stderr:
-        said = process.stderr.read()
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == code, said
-    assert "Traceback" not in said
-    assert used.ru_maxrss < MOST_MEMORY
-    return said
+    done = weighed([*RINGCTL, *args])
+    ended, used = map(int, done.stdout.split())
+    assert ended == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert used < MOST_MEMORY
+    return done.stderr
 
 
 def test_garbage_endless_output_a_gigabyte_and_a_thousand_brackets_end_in_an_error_of_their_host(
@@ -220,18 +230,16 @@ def test_an_answer_below_the_limit_that_would_take_gigabytes_is_refused(unit: st
     parts = f"{MARK + chr(10) + head + begin!r} + {unit!r} * {(60 << 20) // len(unit)} + '0]}}\\n'"
     script = f"import sys; sys.stdout.write({parts})"
     code = f"""if True:
-        from tests.launcher.test_hostile_hosts import liar, resource, RingctlError, follow
+        from tests.launcher.test_hostile_hosts import liar, sys, RingctlError, follow
         agent = liar({"exec python3 -c " + shlex.quote(script)!r})
         try:
             agent.runs() if {asked == "runs"} else list(follow({{"liar": agent}}, "r1", live=False))
         except RingctlError as error:
-            print(error)
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+            print(error, file=sys.stderr)
     """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    said, used = done.stdout.splitlines()
-    assert said.startswith("liar: it")
-    assert int(used) < MOST_MEMORY
+    done = weighed([sys.executable, "-c", code])
+    assert done.stderr.startswith("liar: it")
+    assert int(done.stdout.split()[1]) < MOST_MEMORY
 
 
 def test_what_cannot_be_read_of_many_runs_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
