@@ -206,11 +206,13 @@ def shell_environ(
             )
         except OSError as error:
             return None, f"{argv[0]}: {error.strerror}"
-        deadline = time.monotonic() + seconds
-        while not has_ended(process.pid) and time.monotonic() < deadline:
-            time.sleep(0.005)
-        send(process.pid, signal.SIGKILL, group=True)
-        process.wait()
+        try:
+            deadline = time.monotonic() + seconds
+            while not has_ended(process.pid) and time.monotonic() < deadline:
+                time.sleep(0.005)
+        finally:  # also if we are told to end meanwhile
+            send(process.pid, signal.SIGKILL, group=True)
+            process.wait()
         text, said = (os.pread(f.fileno(), os.fstat(f.fileno()).st_size, 0) for f in (out, err))
     _, found, after = text.rpartition(SENTINEL)
     pairs = after.decode("utf-8", "surrogateescape").split("\0")

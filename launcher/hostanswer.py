@@ -6,16 +6,19 @@ does no harm.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import signal
+import sys
 import time
 
 from launcher.hostdisk import write_all
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
 SENTINEL = b"--ringctl-hostd--\n"
@@ -23,6 +26,17 @@ SENTINEL = b"--ringctl-hostd--\n"
 
 class Refused(Exception):
     """The request cannot be carried out; the message is for the user."""
+
+
+@contextlib.contextmanager
+def leaving_when_told() -> Iterator[None]:
+    """SIGTERM ends us meanwhile as an exit of our own would: what was begun is ended, what is half made
+    goes."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def note(kind: str, **data: object) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import time
 
+from launcher.hostcode import remove_half
 from launcher.hostdisk import (
     LOCK_S,
     ROOM_BYTES,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 EXIT_KEYS = ("state", "exit_code", "signal", "reason")
+REPLACED = ("state.json", "plan.json", "stop.json", "again.json")
 FINAL_EVENTS = (RANK_EXITED, b'{"kind":"host_finished"')
 
 
@@ -40,10 +42,11 @@ def close_books(folder: str, reason: str, left: Sequence[dict[str, Any]] = (), u
     try:
         unwritten = unwritten or (MAY_BE if is_full(folder) else 0)
         remove_file(room_file(folder))
-        remove_leftovers(os.path.join(folder, "state.json"))
+        remove_leftovers(folder, *REPLACED)
         state = read_json(os.path.join(folder, "state.json"))
         if state is None or not is_state(state) or state["state"] in FINAL or alive(state["hostd"]):
             return  # the last: of a later attempt, which began this moment
+        remove_half(folder)
         asked = stop_word(folder, int(state["attempt"]))
         wanted = asked.get("reason", "stopped") if asked else reason  # on a full disk there is no word
         stopped = wanted == "stopped"

@@ -40,10 +40,12 @@ def remove_half(folder: str) -> None:
     import shutil
 
     half = os.path.join(folder, WORK + HALF)
-    if os.path.isdir(half):
-        shutil.rmtree(half, ignore_errors=True)
-    elif os.path.exists(half):
+    try:
         os.unlink(half)
+    except (
+        OSError
+    ):  # there is none, or it is a folder, or cannot be removed: then it is not in the way of more
+        shutil.rmtree(half, ignore_errors=True)
 
 
 def make_writable(folder: str) -> None:

@@ -44,6 +44,8 @@ def is_there(path: str, digest: str) -> bool:
     """Whether it is the wanted file; refuses where it is another one that is whole."""
     if not os.path.lexists(path):
         return False
+    if os.path.isdir(path):
+        raise hoststore.Refused(f"{path} is a folder; move it away")
     if os.path.isfile(path) and sha256_of(path) == digest:
         return True
     if not hostfacts.idx_file(path, "").startswith("!"):
@@ -86,7 +88,8 @@ def stage(request: dict[str, Any]) -> dict[str, Any]:
                 raise hoststore.Refused(f"{name!r} is not one of MNIST's files")
             came[name] = receive(stream, folder, digest, size)
         for name in [name for name in came if name not in have]:
-            os.rename(came.pop(name), os.path.join(folder, name))
+            os.rename(came[name], os.path.join(folder, name))
+            del came[name]
         return {"folder": folder, "written": [n for n, _, _ in request["files"] if n not in have]}
     finally:
         for temporary in came.values():

@@ -26,7 +26,7 @@ LOCK_S = 5.0  # whoever holds a lock of a run writes a small file; who holds it 
 def replace_file(path: str, data: bytes, durable: bool = True) -> None:
     """Put `data` at `path` so that a reader, or a crash, sees the old content or the new, never a part."""
     if durable:
-        remove_leftovers(path)
+        remove_leftovers(*os.path.split(path))
     temporary = f"{path}.tmp{os.getpid()}"
     fd = open_own(temporary, os.O_WRONLY | os.O_TRUNC)
     try:
@@ -44,12 +44,11 @@ def replace_file(path: str, data: bytes, durable: bool = True) -> None:
         sync_folder(os.path.dirname(path))
 
 
-def remove_leftovers(path: str) -> None:
-    """What others who were to replace this file have left beside it when they were killed."""
-    folder, name = os.path.split(path)
+def remove_leftovers(folder: str, *names: str) -> None:
+    """What others who were to replace one of these files have left beside it when they were killed."""
     for other in os.listdir(folder):
         head, _, pid = other.rpartition(".tmp")
-        if head == name and pid.isdigit() and start_time(int(pid)) is None:
+        if head in names and pid.isdigit() and start_time(int(pid)) is None:
             remove_file(os.path.join(folder, other))
 
 

@@ -36,7 +36,7 @@ from launcher.hostactivate import (
     made_venv,
     named_prefix,
 )
-from launcher.hostanswer import SENTINEL, Refused, note
+from launcher.hostanswer import SENTINEL, Refused, leaving_when_told, note
 from launcher.hostdisk import read_json, replace_file, write_all
 from launcher.hostprefork import PR_SET_PDEATHSIG, prctl
 from launcher.hostproc import has_ended, send
@@ -365,7 +365,8 @@ def main() -> int:
     request = json.loads(sys.stdin.buffer.readline() or b"{}")
     write_all(1, SENTINEL)
     try:
-        answer = commands[sys.argv[1]](request)
+        with leaving_when_told():
+            answer = commands[sys.argv[1]](request)
     except BrokenPipeError:
         return 0  # whoever asked is gone; what was under way has been ended
     except Refused as error:

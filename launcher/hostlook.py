@@ -7,6 +7,7 @@ will start in. One JSON request on stdin (`env`, `packages`, whether to look `de
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -23,7 +24,7 @@ from launcher.hostactivate import (
     named_prefix,
     recorded_prefixes,
 )
-from launcher.hostanswer import SENTINEL, Refused
+from launcher.hostanswer import SENTINEL, Refused, leaving_when_told
 from launcher.hostproc import send
 from launcher.hostruns import home_folder
 
@@ -122,6 +123,7 @@ class Looking:
     def __init__(self, request: dict[str, Any]) -> None:
         self.deep, self.packages = bool(request.get("deep")), list(request["packages"])
         self.refused, self.interactive = "", False
+        self.process: Any = None
         try:
             self.python, self.environ = python_of(request.get("env"), self.deep)
             self.interactive = needs_a_terminal(request.get("env"))
@@ -151,6 +153,12 @@ class Looking:
             answer = self.answer()
         return dict(answer, path=self.python, only_interactive=self.interactive)
 
+    def close(self) -> None:
+        """Nobody waits for it any more; what its imports have left in the background may have its output."""
+        if self.process is not None and self.process.returncode is None:
+            send(self.process.pid, signal.SIGKILL, group=True)
+            self.process.wait()
+
     def answer(self) -> dict[str, Any]:
         import subprocess
 
@@ -158,8 +166,7 @@ class Looking:
         try:
             out, err = self.process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
-            send(self.process.pid, signal.SIGKILL, group=True)
-            self.process.communicate()
+            self.close()
             return {"problem": f"{self.python} did not answer within {seconds:g} s", "kind": "broken"}
         _, told, text = out.partition(SENTINEL)
         if not told:
@@ -197,8 +204,12 @@ def needs_a_terminal(env: dict[str, str] | None) -> bool:
 
 def search(packages: list[str]) -> dict[str, Any]:
     """{"found": what Looking says of each environment in the usual places that works, with its `env`}."""
-    todo = [(env, Looking({"env": env, "packages": packages})) for env in usual_environments()]
-    found = [dict(looking.result(), env=env) for env, looking in todo]
+    with leaving_when_told(), contextlib.ExitStack() as stack:
+        todo = []
+        for env in usual_environments():
+            looking = Looking({"env": env, "packages": packages})
+            todo.append((env, stack.enter_context(contextlib.closing(looking))))
+        found = [dict(looking.result(), env=env) for env, looking in todo]
     return {"found": [about for about in found if not about.get("problem")]}
 
 
@@ -246,7 +257,11 @@ def with_tilde(path: str) -> str:
 
 def main() -> int:
     request = json.loads(sys.stdin.buffer.readline() or b"{}")
-    answer = search(request["packages"]) if request.get("search") else Looking(request).result()
+    if request.get("search"):
+        answer = search(request["packages"])
+    else:
+        with leaving_when_told(), contextlib.closing(Looking(request)) as looking:
+            answer = looking.result()
     if answer.get("problem"):
         answer = {"kind": "error", "error": answer["problem"]}
     sys.stdout.buffer.write(SENTINEL + json.dumps(answer).encode() + b"\n")

@@ -268,6 +268,14 @@ def leads_its_group(pid: int) -> bool:
     return group == pid or (OUTSIDE != group == session and start_time(group) is None)
 
 
+def session_of(pid: int) -> int | None:
+    """The session of a process of ours; None if it is gone, or somebody else's."""
+    try:
+        return os.getsid(pid) if os.stat(f"/proc/{pid}").st_uid == os.getuid() else None
+    except OSError:
+        return None
+
+
 def has_ended(child: int) -> bool:
     """Whether a child has, without reaping it: until then its number, and its group's, are nobody else's."""
     return os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None

@@ -6,8 +6,21 @@ import os
 import signal
 import time
 
-from launcher.hostbooks import close_books
-from launcher.hostproc import Carriers, alive, descendants, identity, is_ours, kill_all, send
+from launcher.hostbooks import REPLACED, close_books
+from launcher.hostdisk import remove_leftovers
+from launcher.hostproc import (
+    Carriers,
+    alive,
+    all_pids,
+    boot_id,
+    descendants,
+    identity,
+    is_ours,
+    kill_all,
+    send,
+    session_of,
+    start_time,
+)
 from launcher.hostruns import FINAL, Unreadable, read_state, run_folder
 from launcher.hostword import MAY_BE, NOT_AGAIN, STOP_SIGNAL, leave_word
 
@@ -46,6 +59,7 @@ def command_stop(request: dict[str, Any]) -> dict[str, Any]:
     if before is None:
         early = Carriers(run, upto)
         left = kill_all(lambda: early.look() if read_state(run) is None else iter(()), 5.0)
+        remove_leftovers(folder, *REPLACED)
         return {"known": False, "ended": [], "left": left}
     number: int = signal.SIGTERM
     ends, unsaid = 0, ""  # the newest attempt that has been told; why that could not be written down
@@ -62,14 +76,15 @@ def command_stop(request: dict[str, Any]) -> dict[str, Any]:
         # Late: what runs here now is not what was to be ended.
         return {"known": True, "was": before["state"], "state": before["state"], "ended": [], "left": []}
     running = [r["rank"] for r in before["ranks"] if r["state"] in ("waiting", "running")]
-    warden = before["warden"]
-    below = [identity(pid) for pid in descendants(int(warden["pid"]))] if alive(warden) else []
+    top = next((who for who in (before["warden"], before["hostd"]) if alive(who)), None)
+    below = [identity(pid) for pid in descendants(int(top["pid"]))] if top else []
     terminate(before, grace + 15.0, number)
     sought = Carriers(run, ends)  # what somebody has started since is not ours
-    if before["state"] == "lost":  # no supervisor has seen to it that nothing is left
-        left = kill_all(sought.look, 5.0, LOOKS, sought.saw_all)
-    else:
+    if is_seen_to(run, before):
         left = kill_all(sought.look, 5.0)
+    else:
+        below += [identity(pid) for pid in in_sessions(before)]
+        left = kill_all(sought.look, 5.0, LOOKS, sought.saw_all)
     below += before.get("left", ())
     kill_all(lambda: (int(who["pid"]) for who in below if alive(who) and is_ours(int(who["pid"]))), 5.0)
     still = [who for who in below if alive(who)]  # such as what was made another user's
@@ -88,6 +103,29 @@ def command_stop(request: dict[str, Any]) -> dict[str, Any]:
     if unsaid and reason == "stopped" and after["state"] != "stopped":
         kept, why = False, f"{unsaid}, so that it may be started again"
     return dict(told, unwritten=after.get("unwritten", 0), kept=kept, why=why)
+
+
+def is_seen_to(run: str, before: dict[str, Any]) -> bool:
+    """Whether a supervisor, or its warden, has lived to see to it that nothing is left."""
+    if before["state"] == "lost":
+        return False
+    try:
+        after = read_state(run)
+    except Unreadable:
+        return False
+    return after is not None and after["state"] != "lost"
+
+
+def in_sessions(state: dict[str, Any]) -> list[int]:
+    """Those of our processes that are surely in the session of one of its ranks, whatever they have made of
+    their environment: they were there when the supervisor was last heard of, and the rank was. The number of
+    what has ended since may be another session's by now."""
+    uptime = state.get("uptime")
+    if not isinstance(uptime, float) or state["hostd"]["boot"] != boot_id():
+        return []
+    sessions = {rank.get("pid") or 0 for rank in state["ranks"] if rank["state"] == "running"}
+    ticks = uptime * os.sysconf("SC_CLK_TCK")
+    return [pid for pid in all_pids() if session_of(pid) in sessions and (start_time(pid) or ticks) < ticks]
 
 
 def free_kept_slots(run: str) -> None:

@@ -489,6 +489,7 @@ class Supervisor:
             "run": self.plan["run"], "name": self.plan["name"], "attempt": self.plan["attempt"],
             "world": self.plan["world"], "host": self.plan["host"], "state": self.state,
             "started": self.started, "ended": self.ended, "updated": time.time(),
+            "uptime": time.clock_gettime(time.CLOCK_BOOTTIME),
             "hostd": identity(os.getpid()), "warden": self.warden, "segment": self.log.segment,
             "ranks": [rank.to_json() for rank in self.ranks], "left": self.left,
             "unwritten": self.unwritten or self.log.lost,

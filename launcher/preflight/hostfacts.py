@@ -515,9 +515,18 @@ def plan_facts(request: dict[str, Any], has: list[dict[str, Any]]) -> dict[str, 
 
 def all_facts(request: dict[str, Any]) -> dict[str, Any]:
     """All that is known to go wrong, looked at. The environment's own Python works meanwhile."""
-    from launcher import hostlook, hostslots
+    import contextlib
 
-    environment = hostlook.Looking(request)
+    from launcher import hostlook
+    from launcher.hostanswer import leaving_when_told
+
+    with leaving_when_told(), contextlib.closing(hostlook.Looking(request)) as environment:
+        return dict(own_facts(request), env=environment.result())
+
+
+def own_facts(request: dict[str, Any]) -> dict[str, Any]:
+    from launcher import hostslots
+
     hostname = socket.gethostname()
     has = interfaces()
     names = [name for name in dict.fromkeys([hostname] + request["names"]) if not is_number(name)]
@@ -536,7 +545,6 @@ def all_facts(request: dict[str, Any]) -> dict[str, Any]:
         firewalls=firewalls(),
         data=dataset(request["data"]) if request.get("data") else {},
     )  # fmt: skip
-    about["env"] = environment.result()
     return about
 
 

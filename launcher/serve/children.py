@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +21,7 @@ from launcher.serve.reserving import Reservation
 from launcher.watching import WATCHER
 
 LOOKING = ("checkpoints", "preflight")  # what changes nothing
+LEAVE_S = 60.0  # whoever is told to leave off has so long for it
 # At once: each is a Python, and most open connections. Hosts may be silent, so none has the others' places:
 # those that look, those that users wait for, and those by which the keeper ends runs that were cancelled.
 LOOKS, CHANGES, ENDS = (threading.BoundedSemaphore(most) for most in (4, 12, 4))
@@ -113,19 +116,28 @@ def alone(
 def waited_for(
     process: subprocess.Popen[bytes], what: str, seconds: float, held: Reservation | None = None
 ) -> Done:
-    if what in ("checkpoints", "preflight"):
+    if what in LOOKING:
         looks.add(process)
     try:
         if held:
             held.begun(process)
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
+        if what not in LOOKING:
+            interrupt(process)
         raise RingctlError(f"ringctl {what} took longer than {seconds:.0f} s and was ended") from None
     finally:
         looks.discard(process)
         if process.returncode is None:
             process.kill()
     return Done(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
+
+
+def interrupt(process: subprocess.Popen[bytes]) -> None:
+    """As Ctrl-C does: what it has begun it ends."""
+    process.send_signal(signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=LEAVE_S)
 
 
 looks: set[subprocess.Popen[bytes]] = set()

@@ -15,10 +15,12 @@ from collections.abc import Sequence
 
 from launcher import kit
 from launcher.errors import HostError
+from launcher.hostproc import has_ended, send
 from launcher.model import Host
 from launcher.transport import MOST_OUTPUT, Channel, Completed, TimedOut, too_much
 
 READ_BYTES = 1 << 20
+LEAVE_S = 10.0  # what is told to end has so long to see to what it has begun
 
 
 class LocalTransport:
@@ -136,10 +138,15 @@ def written(fd: int, data: memoryview) -> int:
 
 
 def abandon(process: subprocess.Popen[bytes]) -> None:
-    """End it and whatever it started in its session."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    """End it and whatever it started in its session. One that has begun something in another is told first,
+    to see to that."""
+    if process.returncode is None:
+        send(process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + LEAVE_S
+        while not has_ended(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        send(process.pid, signal.SIGKILL, group=True)
+        process.wait()
     close_pipes(process)
 
 
@@ -188,9 +195,4 @@ class LocalChannel:
         return os.read(self.process.stderr.fileno(), READ_BYTES) if ready else b""
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.end_input()
-        for pipe in (self.process.stdout, self.process.stderr):
-            assert pipe is not None
-            pipe.close()
+        abandon(self.process)

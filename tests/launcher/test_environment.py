@@ -366,6 +366,49 @@ def test_a_creation_ends_with_the_one_who_asked_for_it(hosts: Hosts, how: signal
     hosts.wait_until_idle()
 
 
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home of an inventory's only host, which is this machine; with a conda environment in it."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    prefix = tmp_path / "miniconda3" / "envs" / ENV
+    for folder in ("bin", "conda-meta", "etc/conda/activate.d"):
+        (prefix / folder).mkdir(parents=True)
+    (prefix / "bin" / "python").symlink_to(sys.executable)
+    (tmp_path / "hosts.yaml").write_text(f"hosts:\n  - {{name: me, local: true, env: {{conda: {ENV}}}}}\n")
+    return tmp_path
+
+
+def program(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+WAITS = 'sleep 600 & echo $! > "$HOME/began"; wait\n'
+
+
+@pytest.mark.parametrize("where", ["tool", "activation", "import"])
+def test_on_this_machine_too_what_was_begun_ends_with_ctrl_c(here: Path, where: str) -> None:
+    prefix, args = here / "miniconda3" / "envs" / ENV, ("preflight", "--deep")
+    if where == "tool":
+        program(here / ".local/bin/micromamba", f"#!/bin/sh\nsh -c '{WAITS.strip()}'\n")
+        args = ("env", "create")
+    elif where == "activation":
+        (prefix / "etc/conda/activate.d/slow.sh").write_text(WAITS)
+    else:
+        program(prefix / "bin" / "python", f"#!/bin/sh\n{WAITS}")
+    (here / "environment.yaml").write_text(f"name: {ENV}\ndependencies: [python]\n")
+    process = tool.start(*args)
+    began = here / "began"
+    pid = int(tool.wait_for(lambda: began.exists() and began.read_text(), "what it is to end"))
+    process.send_signal(signal.SIGINT)
+    process.communicate()
+    assert process.returncode == 130
+    assert not tool.is_alive(pid)
+
+
 # --- Creating without conda ----------------------------------------------------------------------
 
 

@@ -418,6 +418,14 @@ def test_data_that_change_on_the_way_are_not_put_in_place(tmp_path: Path, spoil:
     assert stage(tmp_path / "mnist", files, files)["written"] == []
 
 
+def test_a_folder_in_the_place_of_a_file_is_named_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+    files = idx.mnist()
+    taken = tmp_path / "mnist" / "MNIST" / "raw" / next(iter(files))
+    taken.mkdir(parents=True)
+    assert stage(tmp_path / "mnist", files, files)["error"] == f"{taken} is a folder; move it away"
+    assert list(taken.parent.iterdir()) == [taken]
+
+
 def test_ranks_may_open_as_many_files_as_the_host_allows(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -316,10 +316,15 @@ def test_a_stop_finds_what_a_look_at_the_processes_does_not_show(program: str, t
     wait_for(lambda: not is_held(held), "its end", seconds=5)
 
 
-def test_a_run_whose_supervisors_all_died_is_lost_until_it_is_stopped() -> None:
-    run = detach(["sh", "-c", "setsid sleep 600 & echo $!; wait"], world=1)
-    orphan = int(wait_for(lambda: lines(events(run), 0), "the grandchild")[0])
-    about = state(run)
+WITHOUT_ID = 'env -i MARKED="$RINGCTL_TEST_MARK" sleep 600'
+
+
+@pytest.mark.parametrize("orphan", ["setsid sleep 600", WITHOUT_ID], ids=["with its id", "in a session"])
+def test_a_run_whose_supervisors_all_died_is_lost_until_it_is_stopped(orphan: str) -> None:
+    run = detach(["sh", "-c", f"{orphan} & echo $!; wait"], world=1)
+    pid = int(wait_for(lambda: lines(events(run), 0), "the grandchild")[0])
+    heard = state(run)["uptime"]
+    about = wait_for(lambda: state(run)["uptime"] > heard and state(run), "a heartbeat since")
     for who in ("warden", "hostd"):
         os.kill(about[who]["pid"], signal.SIGSTOP)
     for who in ("warden", "hostd"):
@@ -328,9 +333,32 @@ def test_a_run_whose_supervisors_all_died_is_lost_until_it_is_stopped() -> None:
         lambda: json.loads(ringctl("status", run, "--json").stdout)["state"] == "lost", "the loss to be seen"
     )
     ringctl("stop", run)
-    assert not is_alive(orphan)
+    assert not is_alive(pid)
     assert json.loads(ringctl("status", run, "--json").stdout)["state"] == "stopped"
     assert len(exits(events(run))) == 1
+
+
+def test_a_stop_ends_what_is_below_a_stuck_supervisor_whose_warden_died() -> None:
+    run = detach(["sh", "-c", f"setsid {WITHOUT_ID} & echo $!; wait"], world=1)
+    pid = int(wait_for(lambda: lines(events(run), 0), "the grandchild")[0])
+    about = state(run)
+    os.kill(about["hostd"]["pid"], signal.SIGSTOP)
+    os.kill(about["warden"]["pid"], signal.SIGKILL)
+    ringctl("stop", run, "--grace", "0")
+    assert not is_alive(pid)
+
+
+def test_a_stop_takes_away_what_was_half_made_when_all_were_killed() -> None:
+    run = detach(["true"], world=1)
+    gone = {**wait_until_final(run), "state": "starting"}
+    folder = run_folder(run)
+    half = [folder / "work.half", folder / f"plan.json.tmp{gone['hostd']['pid']}"]
+    half[0].mkdir()
+    half[1].write_text("{")
+    wait_for(lambda: not is_alive(gone["warden"]["pid"]), "the end of its warden")
+    (folder / "state.json").write_text(json.dumps(gone))
+    ringctl("stop", run)
+    assert [path for path in half if path.exists()] == []
 
 
 def test_an_attached_launch_ends_what_is_left_of_a_run_whose_supervisors_all_died() -> None:

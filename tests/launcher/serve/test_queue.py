@@ -530,6 +530,18 @@ def test_runs_that_users_stop_and_those_that_the_keeper_ends_do_not_wait_for_eac
         assert children.ringctl("stop", run, "--json").code == 0
 
 
+def test_what_changes_something_and_takes_too_long_ends_what_it_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    begun = f"touch {tmp_path / 'begun'}; sleep 600"
+    launch = ("launch", "--local", "--world", "1", "--no-prefork", "--", "sh", "-c", begun)
+    with pytest.raises(RingctlError, match="took longer than 8 s and was ended"):
+        children.ringctl(*launch, seconds=8.0)
+    assert (tmp_path / "begun").exists()
+    assert [row["state"] for row in json.loads(ringctl("ps", "--json").stdout)] == ["stopped"]
+
+
 def test_a_run_that_ended_before_its_killed_launch_could_say_so_has_begun() -> None:
     run = detach(["true"], world=1, options=("--no-prefork",))
     wait_for(lambda: "succeeded" in ringctl("status", run).stdout, "its end to be known here")
