@@ -188,7 +188,7 @@ class Supervisor:
                 if out:
                     rank.pending[fd].begin()
                     self.log.write(out)
-                    self.all_but_rest_written(rank, fd)
+                self.all_but_rest_written(rank, fd)  # also what has waited for room until now
         self.stacks.watch(self.ranks, clock, look=not self.ending.reason)
         self.mind_the_disk(clock)
         self.ending.beat(clock)
@@ -251,13 +251,16 @@ class Supervisor:
     def read_metrics(self, rank: Rank) -> bool:
         """Pass on new records; False if there was nothing new in the file."""
         before = rank.metrics.offset
-        for record in rank.metrics.read():
+        self.pass_on(rank, rank.metrics.read())
+        return rank.metrics.offset != before
+
+    def pass_on(self, rank: Rank, records: list[dict[str, Any]]) -> None:
+        for record in records:
             keep_last(rank.last, record)
             rank.seen = time.time()
             if rank.progress.stepped(record):
                 self.stacks.looks = 0
             self.log.event("metric", rank=rank.number, **record)
-        return rank.metrics.offset != before
 
     def read_last_metrics(self, rank: Rank) -> None:
         """What is there now: whoever goes on writing does not keep the rank from ending. A piece at a time,
@@ -271,6 +274,7 @@ class Supervisor:
                 self.read_until = min(self.read_until, now + ASKED_S)
             if now > self.read_until:
                 return
+        self.pass_on(rank, rank.metrics.read_unended())
 
     def read_report(self) -> bool:
         """Take the pids that the zygote reports; False once it has reported all it will."""

@@ -903,6 +903,19 @@ def has_open(pid: int, path: Path) -> bool:
     return any(file.resolve() == path for file in Path(f"/proc/{pid}/fd").iterdir())
 
 
+def test_a_last_metrics_record_without_a_newline_is_read_when_its_rank_has_ended(tmp_path: Path) -> None:
+    told = '{"step": 1}\n{"step": 2}'
+    run = detach(["sh", "-c", f"printf '%s' '{told}' >>$RINGCTL_METRICS"], world=1)
+    wait_until_final(run)
+    assert [event["step"] for event in events(run) if event["kind"] == "metric"] == [1, 2]
+    path = tmp_path / "metrics"
+    path.write_text('{"step": 1, "loss": 0.')
+    tail = MetricsTail(str(path))
+    assert tail.read_unended() == [], "half a record is none"
+    path.write_text('{"step": 1, "loss": 0.5}')
+    assert (tail.read(), tail.read_unended(), tail.read_unended()) == ([], [{"step": 1, "loss": 0.5}], [])
+
+
 def test_whoever_reads_a_long_end_of_metrics_has_an_ear_for_the_others(tmp_path: Path) -> None:
     told = "".join(json.dumps({"step": number, "note": "x" * 100}) + "\n" for number in range(40_000))
     (tmp_path / "metrics").write_text(told)
