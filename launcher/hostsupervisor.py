@@ -53,6 +53,9 @@ LASTING_S = (
     60.0  # what keeps the end from being written down may pass, such as a server of files that restarts
 )
 REPORT_S = 10.0  # a rank that its zygote has started reports within this, or never
+FILTER_S = 0.2  # what ranks have left behind may pass on what they said, if something comes this often,
+FILTERS_S = 2.0  # for so long at most,
+FILTERS_BYTES = 32 << 20  # and no more of the log than this: what is in pipes is less
 HELD_BYTES = 8 << 20  # events that wait for room on a full disk; ranks that say more meanwhile are ended
 
 
@@ -382,6 +385,7 @@ class Supervisor:
     def finish(self) -> None:
         """End what the ranks left behind, take its last words, and write the final state. Then nothing waits
         for us any more, but perhaps supervisors elsewhere."""
+        self.hear_filters()
         self.left = kill_below(10.0, self.ending.attend)
         self.take_last_words()
         self.ended = time.time()
@@ -396,6 +400,20 @@ class Supervisor:
         self.ending.tell_the_end(self.state)
         self.close_in_time()
         self.ending.linger()
+
+    def hear_filters(self) -> None:
+        """What ranks said through a filter of their own (`exec > >(tee log)`) is in its pipe when they end.
+        Who only holds ours open is not waited for; nor anybody, if somebody ends the run."""
+        now = time.monotonic()
+        heard, until, most = now, now + FILTERS_S, self.log.given + FILTERS_BYTES
+        while self.readers and now < min(heard + FILTER_S, until):
+            if self.ending.asked or self.log.given > most:
+                break
+            ready = [fd for fd in self.readers if wait_readable(fd, 0)] if self.log.held <= HELD_BYTES else []
+            for fd in ready:
+                heard = now if self.read_output(fd) else heard
+            self.ending.attend(0.0 if ready else TICK_S / 20)
+            now = time.monotonic()
 
     def take_last_words(self) -> None:
         """Of what has ended, and of what could not be."""

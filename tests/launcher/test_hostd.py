@@ -103,6 +103,13 @@ def test_stdout_and_stderr_of_each_rank_are_told_apart() -> None:
         assert lines(seen, rank, "err") == [f"err {rank}"]
 
 
+@pytest.mark.parametrize("code", [0, 1])
+def test_what_passes_through_a_filter_of_a_ranks_own_arrives_to_its_end(code: int) -> None:
+    slow = "while read -r line; do echo through $line; done"
+    seen = launch(["bash", "-c", f"exec > >({slow}) 2>&1; seq 1 3000; exit {code}"], world=1, code=code)
+    assert lines(seen, 0) == [f"through {n}" for n in range(1, 3001)]
+
+
 def test_many_lines_of_many_ranks_all_arrive_in_order() -> None:
     seen = launch(["sh", "-c", "seq 1 20000"], world=4)
     for rank in range(4):
