@@ -239,7 +239,7 @@ def lines_of(run: str) -> Iterator[str]:
     yield json.dumps({"kind": "run", **(listing.detail(run) or {"run": run})}) + "\n"
     after = 0
     while some := tape.events(run, after, 5000):
-        yield from (json.dumps({"id": id_, **event.to_json()}) + "\n" for id_, event in some)
+        yield from (json.dumps(tape.numbered(id_, event)) + "\n" for id_, event in some)
         after = some[-1][0]
 
 

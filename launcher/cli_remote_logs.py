@@ -104,11 +104,13 @@ def refuse_absent(row: Mapping[str, Any], wanted: Filter, previous: bool) -> Non
 
 
 def previous_attempt(there: Client, row: Mapping[str, Any]) -> int:
-    """The one before the newest that has come to something."""
+    """The one before the newest that has come to something: a number that no host knows belongs to one that
+    did not start."""
     if row["attempt"] == 1:
         raise InputError(f"run {row['run']} is in its first attempt; there is none before it")
     told = there.get(there.run(row["run"]))["attempts"]
-    before = [each["attempt"] for each in told if each["attempt"] < row["attempt"]]
+    begun = [each["attempt"] for each in told if each["started"] is not None]
+    before = [attempt for attempt in begun if attempt < row["attempt"]]
     if not before:
         raise InputError(f"run {row['run']} has no earlier attempt that was recorded")
     return int(max(before))
@@ -217,7 +219,8 @@ def numbers(there: Client, key: str | int, told: Sequence[Any]) -> list[int]:
 
 
 def event_of(told: dict[str, Any]) -> Event:
-    data = {key: value for key, value in told.items() if key not in {"id", *Event._fields}}
+    rest = {key: value for key, value in told.items() if key not in {"id", *Event._fields}}
+    data = told.get("data", rest)  # the record itself, where it has names that are taken
     head = {key: told[key] for key in ("kind", "time", "run", "attempt", "host", "rank")}
     return Event(**head, data=data)
 

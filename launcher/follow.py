@@ -92,6 +92,7 @@ class Decoder:
         self.cursor: list[int] | None = None
         self.count = 0  # events before the cursor
         self.skip = 0  # of those that come next, whoever asked has so many already
+        self.good = Piece(host)  # what came before whatever was not as agreed
         self._rest = bytearray()  # grows in place: what drips in behind much is not copied for each drop
         self._begun = False
 
@@ -110,14 +111,17 @@ class Decoder:
         return not self._begun and kit.MISSING in self._rest
 
     def feed(self, data: bytes) -> Piece:
-        """Raises one of NOT_AS_AGREED for whatever else a host may send."""
-        piece = self._decode(data)
-        if self.cursor is not None:
-            attempt, segment, offset = self.cursor
-            piece.place = Place((attempt, segment, offset), self.count, self.count)
+        """Raises one of NOT_AS_AGREED for whatever else a host may send; what came before that is `good`."""
+        self.good = piece = Piece(self.host)
+        try:
+            self._decode(data, piece)
+        finally:
+            if self.cursor is not None:
+                attempt, segment, offset = self.cursor
+                piece.place = Place((attempt, segment, offset), self.count, self.count)
         return piece
 
-    def _decode(self, data: bytes) -> Piece:
+    def _decode(self, data: bytes, piece: Piece) -> None:
         if len(self._rest) > (LARGEST_ANSWER if self._begun else LARGEST_NOISE):
             raise ValueError("something without an end")
         if not self._begun:
@@ -125,18 +129,17 @@ class Decoder:
             self._rest += data
             at = self._rest.find(SENTINEL, looked)
             if at < 0:
-                return Piece(self.host)
+                return
             self._begun, data = True, bytes(self._rest[at + len(SENTINEL) :])
             self._rest = bytearray()
-        piece = Piece(self.host)
         end = data.rfind(b"\n") + 1
         if not end:
             self._rest += data
-            return piece
+            return
         whole, self._rest = b"".join((self._rest, data[:end])), bytearray(data[end:])
         if not any(note in whole for note in NOTES):
             self._take(whole, piece)
-            return piece
+            return
         start = 0  # of the event lines since the last note
         for match in NOTE.finditer(whole):
             if match.end() - match.start() > LONGEST_EVENT:
@@ -145,31 +148,42 @@ class Decoder:
             self._note(json.loads(match.group()), piece)
             start = match.end() + 1
         self._take(whole[start:], piece)
-        return piece
 
     def _take(self, lines: bytes, piece: Piece) -> None:
         """Decode event lines, each with its end, and move the cursor past them."""
         start = 0  # of those that are not taken yet
         for begin, end in long_lines(lines):
-            self._take_decoded(many_events, lines[start:begin], piece)
+            self._take_many(lines[start:begin], piece)
             self._take_decoded(long_event, lines[begin:end], piece)
             start = end
-        self._take_decoded(many_events, lines[start:], piece)
+        self._take_many(lines[start:], piece)
+
+    def _take_many(self, lines: bytes, piece: Piece) -> None:
+        """In one go; or, if one of them is none, those that come before it."""
+        try:
+            self._take_decoded(many_events, lines, piece)
+        except NOT_AS_AGREED:
+            for line in lines.splitlines(keepends=True):
+                if line.isspace():
+                    break
+                self._take_decoded(many_events, line, piece)
+            raise
 
     def _take_decoded(self, decode: Callable[[bytes], list[Any]], lines: bytes, piece: Piece) -> None:
         if len(lines) < 2 or self.cursor is None:
             return
         attempt, run, host, offset = self.cursor[0], self.run, self.host, self.clock_offset or 0.0
-        self.cursor[2] += len(lines)
         events = [
             Event(
                 data.pop("kind"), data.pop("time") - offset, run, attempt, host, data.pop("rank", None), data
             )
             for data in decode(lines)
         ]
-        self.ranks |= check_events(events)
-        if len(self.ranks) > MOST_RANKS_HERE + 1:
+        ranks = self.ranks | check_events(events)
+        if len(ranks) > MOST_RANKS_HERE + 1:
             raise ValueError("more ranks than a host has")
+        self.ranks = ranks
+        self.cursor[2] += len(lines)
         piece.watermark, piece.told, piece.size = events[-1].time, True, piece.size + len(lines)
         if self.own is not None and not self.ranks <= self.own:
             events = [event for event in events if event.rank in self.own]
@@ -604,7 +618,11 @@ class Reader(threading.Thread):
                 if now > understood + ANSWER_S:
                     raise HostError(self.decoder.host, f"nothing whole has come for {ANSWER_S:.0f} s")
                 if data:
-                    piece = self.decoder.feed(data)
+                    try:
+                        piece = self.decoder.feed(data)
+                    except NOT_AS_AGREED:
+                        self.pieces.put(self.decoder.good)  # what cannot be read takes nothing else with it
+                        raise
                     if piece.caught_up and not (piece.over or self.request["follow"]):
                         raise ValueError("it waits for more, and was not asked to")
                     if NOT_STARTED in piece.error and time.monotonic() < self.patient_until:

@@ -43,6 +43,7 @@ class EventLog:
         self.segment = max(mine) if mine else 0
         self.fd = -1
         self.size = 0
+        self.given = 0  # bytes, of all segments
         self.waiting: list[memoryview] = []  # what there was no room for, in pieces of whole lines
         self.held = 0  # bytes of it
         self.torn = False  # the first of them is written in part
@@ -65,6 +66,7 @@ class EventLog:
         """Append whole lines. On a full disk they wait in memory, and all later ones behind them."""
         self.waiting.append(memoryview(data))
         self.held += len(data)
+        self.given += len(data)
         self.flush()
 
     def flush(self) -> bool:

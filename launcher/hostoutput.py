@@ -114,15 +114,29 @@ class MetricsTail:
         if not whole and len(data) == READ_BYTES:
             whole = data  # no record is a megabyte long: skip the garbage
         self.offset += len(whole)
-        records = []
-        for line in whole.splitlines():
-            try:
-                record = plain(json.loads(line)) if len(line) <= LONGEST_RECORD else None
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(record, dict):
-                records.append({k: v for k, v in record.items() if k not in EVENT_KEYS})
+        return records_in(whole)
+
+    def read_unended(self) -> list[dict[str, Any]]:
+        """The last record, if it is whole and has no newline behind it: nobody who has ended writes one."""
+        try:
+            data = read_plain(self.path, self.offset)
+        except OSError:
+            return []
+        records = records_in(data) if b"\n" not in data else []
+        self.offset += len(data) if records else 0
         return records
+
+
+def records_in(lines: bytes) -> list[dict[str, Any]]:
+    records = []
+    for line in lines.splitlines():
+        try:
+            record = plain(json.loads(line)) if len(line) <= LONGEST_RECORD else None
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict):
+            records.append({k: v for k, v in record.items() if k not in EVENT_KEYS})
+    return records
 
 
 def plain(value: Any, levels: int = MOST_DEEP) -> Any:

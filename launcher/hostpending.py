@@ -23,11 +23,14 @@ class Pending:
 
     def done(self, rest: Sequence[bytes]) -> None:
         """All is written but these pieces of a line. If they are too long to be kept, it is as before."""
-        size = sum(map(len, rest))
-        if size <= mmap.PAGESIZE - HEAD:
-            self._memory[1:HEAD] = size.to_bytes(HEAD - 1, "little")
-            self._memory[HEAD : HEAD + size] = b"".join(rest)
-            self._memory[AT_WORK] = 0
+        size = 0
+        for piece in rest:
+            size += len(piece)
+            if size > mmap.PAGESIZE - HEAD:  # and there may be millions, of a byte each
+                return
+        self._memory[1:HEAD] = size.to_bytes(HEAD - 1, "little")
+        self._memory[HEAD : HEAD + size] = b"".join(rest)
+        self._memory[AT_WORK] = 0
 
     @property
     def rest(self) -> bytes | None:

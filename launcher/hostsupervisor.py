@@ -53,6 +53,9 @@ LASTING_S = (
     60.0  # what keeps the end from being written down may pass, such as a server of files that restarts
 )
 REPORT_S = 10.0  # a rank that its zygote has started reports within this, or never
+FILTER_S = 0.2  # what ranks have left behind may pass on what they said, if something comes this often,
+FILTERS_S = 2.0  # for so long at most,
+FILTERS_BYTES = 32 << 20  # and no more of the log than this: what is in pipes is less
 HELD_BYTES = 8 << 20  # events that wait for room on a full disk; ranks that say more meanwhile are ended
 
 
@@ -188,7 +191,7 @@ class Supervisor:
                 if out:
                     rank.pending[fd].begin()
                     self.log.write(out)
-                    self.all_but_rest_written(rank, fd)
+                self.all_but_rest_written(rank, fd)  # also what has waited for room until now
         self.stacks.watch(self.ranks, clock, look=not self.ending.reason)
         self.mind_the_disk(clock)
         self.ending.beat(clock)
@@ -251,13 +254,16 @@ class Supervisor:
     def read_metrics(self, rank: Rank) -> bool:
         """Pass on new records; False if there was nothing new in the file."""
         before = rank.metrics.offset
-        for record in rank.metrics.read():
+        self.pass_on(rank, rank.metrics.read())
+        return rank.metrics.offset != before
+
+    def pass_on(self, rank: Rank, records: list[dict[str, Any]]) -> None:
+        for record in records:
             keep_last(rank.last, record)
             rank.seen = time.time()
             if rank.progress.stepped(record):
                 self.stacks.looks = 0
             self.log.event("metric", rank=rank.number, **record)
-        return rank.metrics.offset != before
 
     def read_last_metrics(self, rank: Rank) -> None:
         """What is there now: whoever goes on writing does not keep the rank from ending. A piece at a time,
@@ -271,6 +277,7 @@ class Supervisor:
                 self.read_until = min(self.read_until, now + ASKED_S)
             if now > self.read_until:
                 return
+        self.pass_on(rank, rank.metrics.read_unended())
 
     def read_report(self) -> bool:
         """Take the pids that the zygote reports; False once it has reported all it will."""
@@ -378,6 +385,7 @@ class Supervisor:
     def finish(self) -> None:
         """End what the ranks left behind, take its last words, and write the final state. Then nothing waits
         for us any more, but perhaps supervisors elsewhere."""
+        self.hear_filters()
         self.left = kill_below(10.0, self.ending.attend)
         self.take_last_words()
         self.ended = time.time()
@@ -392,6 +400,20 @@ class Supervisor:
         self.ending.tell_the_end(self.state)
         self.close_in_time()
         self.ending.linger()
+
+    def hear_filters(self) -> None:
+        """What ranks said through a filter of their own (`exec > >(tee log)`) is in its pipe when they end.
+        Who only holds ours open is not waited for; nor anybody, if somebody ends the run."""
+        now = time.monotonic()
+        heard, until, most = now, now + FILTERS_S, self.log.given + FILTERS_BYTES
+        while self.readers and now < min(heard + FILTER_S, until):
+            if self.ending.asked or self.log.given > most:
+                break
+            ready = [fd for fd in self.readers if wait_readable(fd, 0)] if self.log.held <= HELD_BYTES else []
+            for fd in ready:
+                heard = now if self.read_output(fd) else heard
+            self.ending.attend(0.0 if ready else TICK_S / 20)
+            now = time.monotonic()
 
     def take_last_words(self) -> None:
         """Of what has ended, and of what could not be."""

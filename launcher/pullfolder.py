@@ -114,17 +114,23 @@ class PullFolder:
                 part.replace(self.folder / MODEL)
             beside.replace(self.folder / ABOUT)
 
-    def drop_logs(self, hosts: set[str], ranks: set[int]) -> None:
+    def drop_logs(self, hosts: set[str]) -> None:
         """What has come of hosts that broke off is not their log, and gets no place."""
         events, kept = self.logs / EVENTS, self.logs / f"{EVENTS}.part"
+        ranks: set[int | None] = set()  # of which they have told: where ranks are is not known everywhere
         with writing(self.logs):
+            if events.exists():
+                with events.open("rb") as lines, kept.open("wb") as file:
+                    for line in lines:
+                        event = json.loads(line)
+                        if event["host"] in hosts:
+                            ranks.add(event["rank"])
+                        else:
+                            file.write(line)
+                kept.replace(events)
             for path in self.logs.glob("rank*.log"):
                 if int(path.name.split(".")[0].removeprefix("rank")) in ranks:
                     path.unlink()
-            if events.exists():
-                with events.open("rb") as lines, kept.open("wb") as file:
-                    file.writelines(line for line in lines if json.loads(line)["host"] not in hosts)
-                kept.replace(events)
 
     def has_come(self) -> bool:
         """Whether there are metrics or logs to be placed."""

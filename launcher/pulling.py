@@ -235,5 +235,5 @@ def bring_logs(heard: Heard, to: PullFolder) -> bool:
     for host, reason in away.items():
         heard.miss(host, RingctlError(reason))
     if away:
-        to.drop_logs(set(away), {rank for rank, host in heard.found.rank_hosts.items() if host in away})
+        to.drop_logs(set(away))
     return len(agents) == len(names) and not away

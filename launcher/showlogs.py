@@ -73,7 +73,8 @@ def follow_each(
     shown, outcome, code = 0, None, 0
     while True:
         found, agents = latest()
-        newest = found.state.attempt if found.state else 0
+        begun = as_begun(found)
+        newest = begun.attempt if begun else 0
         if outcome is not None and newest <= shown:  # the next one is on no host yet
             if not watching.begins_again(found.run, shown):
                 return outcome, code, agents
@@ -101,6 +102,11 @@ def follow_each(
         rests.add(its, last.rest, newest, found.rank_hosts_in(newest))
         print(f"attempt {shown} {outcome.state.state}; attempt {shown + 1}:", file=sys.stderr)
         look = replace(look, tail=None)
+
+
+def as_begun(found: Found) -> RunState | None:
+    """What is known of it; as long as no host has said anything, how it was begun here."""
+    return found.state or (fold.initial(found.record.plan) if found.record else None)
 
 
 def goes_on(ended: RunState) -> bool:
@@ -135,16 +141,29 @@ def as_known(outcome: watch.Outcome | None, known: watch.Outcome | None) -> watc
 
 
 def previous(found: Found, agents: Mapping[str, Agent]) -> int:
-    """The attempt before the newest one; a number that no host knows belongs to one that did not start."""
+    """The attempt before the newest one; a number that no host knows belongs to one that did not start. One
+    that may be on hosts which are away is passed over, which is told."""
     newest = max(found.attempt, newest_of(found)) if found.from_here else newest_of(found) or 1
+    passed: list[tuple[int, str]] = []
     for attempt in range(newest - 1, max(0, newest - 1 - MOST_MISSED), -1):
         with contextlib.suppress(RingctlError):
+            away: Mapping[str, str] = {}
             places = found.rank_hosts_in(attempt)
             events = follow(agents, found.run, live=False, attempt=attempt, some=True, rank_hosts=places)
             with contextlib.closing(events):
-                if any(update.events for update in events):
-                    return attempt
+                for update in events:
+                    away = update.away
+                    if update.events:
+                        tell_passed(passed, attempt)
+                        return attempt
+            passed += [(attempt, why) for why in away.values()]
     raise InputError(f"run {found.run} has no earlier attempt on the hosts that can be asked")
+
+
+def tell_passed(passed: Iterable[tuple[int, str]], shown: int) -> None:
+    """Attempts that come after the one that is shown, and may be on hosts that are away."""
+    for attempt, why in passed:
+        note(f"attempt {attempt} cannot be looked for: {why}; this is attempt {shown}")
 
 
 def show(found: Found, agents: Mapping[str, Agent], wanted: Filter, look: Look, *, attempt: int = 0) -> int:
@@ -210,7 +229,8 @@ class Seen:
     """What was heard of an attempt: its state, and the last lines of its ranks. Tells who comes and goes."""
 
     def __init__(self, found: Found, attempt: int) -> None:
-        state = fold.before(found.state) if found.state else None
+        state = as_begun(found)
+        state = fold.before(state) if state else None
         self.attempt, self.tails = attempt, Tails()
         self.former = bool(attempt) and (state is None or state.attempt != attempt or attempt < found.attempt)
         if state is not None and self.former:
@@ -287,13 +307,17 @@ def download(found: Found, agents: Mapping[str, Agent], target: Path, *, attempt
 @contextlib.contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
     """One that is ours alone. If this machine cannot take all of what is to be in it, it is not left there
-    with a part of it."""
+    with a part of it; nor empty, if nothing comes of it."""
     with closed_to_others():
         make_folder(folder)
         try:
             yield folder
         except NotHere:
             shutil.rmtree(folder, ignore_errors=True)
+            raise
+        except BaseException:
+            with contextlib.suppress(OSError):  # there is something in it
+                folder.rmdir()
             raise
 
 

@@ -73,6 +73,13 @@ def line_of(id_: int, event: Event) -> Line | None:
     return [id_, event.time, event.attempt, event.host, event.rank, event.data["stream"], event.data["text"]]
 
 
+def numbered(id_: int, event: Event) -> dict[str, Any]:
+    """As `logs --json` prints it, with its number; a record that has an `id` of its own, or `data`, is also
+    in `data`, whole."""
+    told = {"id": id_} | event.to_json() | {"id": id_}
+    return told | {"data": event.data} if event.data.keys() & {"id", "data"} else told
+
+
 def metric_of(id_: int, event: Event) -> Metric | None:
     """With null for what JSON has no word for, such as a loss that is not a number."""
     if event.kind != "metric":

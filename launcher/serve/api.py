@@ -124,10 +124,10 @@ def events(call: Call) -> dict[str, Any]:
     run, after = call.path["run"], call.query["after"]
     if call.query["kind"]:
         its, last, more = tape.events_of_kind(run, call.query["kind"], after, call.query["limit"])
-        return {"events": [{"id": id_, **event.to_json()} for id_, event in its], "last": last, "more": more}
+        return {"events": [tape.numbered(*each) for each in its], "last": last, "more": more}
     some = tape.events(run, after, call.query["limit"], tape.MOST_BYTES)
     last = some[-1][0] if some else after
-    found = [{"id": id_, **event.to_json()} for id_, event in some]
+    found = [tape.numbered(*each) for each in some]
     return {"events": found, "last": last, "more": last < tape.last(run)}
 
 

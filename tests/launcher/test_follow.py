@@ -20,11 +20,13 @@ from launcher.follow import (
     LONGEST_BEHIND_S,
     LONGEST_EVENT,
     MOST_HELD,
+    NOT_AS_AGREED,
     Clock,
     Decoder,
     Heard,
     Merger,
     Piece,
+    Place,
 )
 from launcher.model import Event
 from tests.launcher.ringctl import detach, events, run_folder, wait_until_final
@@ -196,6 +198,22 @@ def test_an_event_that_takes_much_more_memory_than_its_text_is_refused(unit: str
     decoder = begun()
     with pytest.raises(ValueError, match="holds more than any"):
         decoder.feed(f"{of}{unit * (6 * LONGEST_EVENT // len(unit))}0]}}\n".encode())
+
+
+NO_EVENT = {"kind": "line", "time": 1e9, "rank": 0, "stream": "out", "text": 7}
+
+
+@pytest.mark.parametrize("between", [b"", sent({**END, "kind": "tick"})])
+@pytest.mark.parametrize(
+    "bad", [sent(NO_EVENT), b"[\n", b"\n", sent({"kind": "tick"}), sent({**LINE, "rank": None})]
+)
+def test_what_comes_before_an_event_that_is_none_is_told_all_the_same(bad: bytes, between: bytes) -> None:
+    before = [LINE, {**LINE, "rank": 1}]
+    decoder = begun()
+    with pytest.raises(NOT_AS_AGREED):
+        decoder.feed(sent(*before) + between + bad + sent({**LINE, "text": "after"}))
+    assert flat(decoder.good.events) == before
+    assert decoder.good.place == Place((1, 1, len(sent(*before))), 2, 2)
 
 
 def work(do: Callable[[], object], times: int) -> float:

@@ -103,6 +103,13 @@ def test_stdout_and_stderr_of_each_rank_are_told_apart() -> None:
         assert lines(seen, rank, "err") == [f"err {rank}"]
 
 
+@pytest.mark.parametrize("code", [0, 1])
+def test_what_passes_through_a_filter_of_a_ranks_own_arrives_to_its_end(code: int) -> None:
+    slow = "while read -r line; do echo through $line; done"
+    seen = launch(["bash", "-c", f"exec > >({slow}) 2>&1; seq 1 3000; exit {code}"], world=1, code=code)
+    assert lines(seen, 0) == [f"through {n}" for n in range(1, 3001)]
+
+
 def test_many_lines_of_many_ranks_all_arrive_in_order() -> None:
     seen = launch(["sh", "-c", "seq 1 20000"], world=4)
     for rank in range(4):
@@ -929,6 +936,19 @@ def test_a_late_stop_that_meets_a_later_attempt_on_its_way_leaves_it_alone() -> 
 
 def has_open(pid: int, path: Path) -> bool:
     return any(file.resolve() == path for file in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def test_a_last_metrics_record_without_a_newline_is_read_when_its_rank_has_ended(tmp_path: Path) -> None:
+    told = '{"step": 1}\n{"step": 2}'
+    run = detach(["sh", "-c", f"printf '%s' '{told}' >>$RINGCTL_METRICS"], world=1)
+    wait_until_final(run)
+    assert [event["step"] for event in events(run) if event["kind"] == "metric"] == [1, 2]
+    path = tmp_path / "metrics"
+    path.write_text('{"step": 1, "loss": 0.')
+    tail = MetricsTail(str(path))
+    assert tail.read_unended() == [], "half a record is none"
+    path.write_text('{"step": 1, "loss": 0.5}')
+    assert (tail.read(), tail.read_unended(), tail.read_unended()) == ([], [{"step": 1, "loss": 0.5}], [])
 
 
 def test_whoever_reads_a_long_end_of_metrics_has_an_ear_for_the_others(tmp_path: Path) -> None:

@@ -503,6 +503,13 @@ def test_time_that_is_spent_showing_a_log_does_not_count_against_its_host(
     assert heard[-1].over
 
 
+def test_a_host_that_is_given_up_for_what_it_says_is_believed_up_to_there() -> None:
+    updates = []
+    with pytest.raises(RingctlError, match="its events cannot be read: TypeError"):
+        updates += follow({"liar": liar(telling(CURSOR, LINE, {**LINE, "text": 7}, END))}, "r1", live=False)
+    assert [event.data["text"] for update in updates for event in update.events] == ["x"]
+
+
 DEEP: Any = 1
 for _ in range(400):
     DEEP = {"a": DEEP}

@@ -20,7 +20,18 @@ from launcher.plan import LaunchOptions
 from launcher.rests import Rests
 from launcher.runs import Found
 from launcher.transport import Pool
-from tests.launcher.test_hostile_hosts import CURSOR, END, EXITED, MARK, Notes, liar, plan_on, telling, two
+from tests.launcher.test_hostile_hosts import (
+    CURSOR,
+    END,
+    EXITED,
+    LINE,
+    MARK,
+    Notes,
+    liar,
+    plan_on,
+    telling,
+    two,
+)
 from tests.launcher.test_rests import LINES, LOST, TOLD, rest_of, texts
 
 MISSING = "liar: the rest of the log of attempt 1 is missing here"
@@ -85,6 +96,23 @@ def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "GRACE_S", 0.1)
     monkeypatch.setattr(watch, "TOLD_S", 4.0)
     monkeypatch.setattr(watch, "LATEST_S", 1.0)
+
+
+def test_an_attempt_that_is_passed_over_because_its_hosts_are_away_is_told(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Of four, the third never started, and the hosts of the second are away."""
+    refused = compact({"kind": "error", "time": 1e9, "error": "run r1 was not started on this host"})
+    tells = f"""request=$(cat); echo {MARK}
+case $request in
+*'"attempt": 3'*|*'"attempt":3'*) echo '{refused}';;
+*'"attempt": 1'*|*'"attempt":1'*) echo '{compact(CURSOR)}'; echo '{compact(LINE)}'; echo '{compact(END)}';;
+esac"""
+    host = Host("liar", "192.0.2.1")
+    found = Found("r1", "", (host,), 0.0, attempt=4)
+    assert showlogs.previous(found, {"liar": liar(tells)}) == 1
+    said = capfd.readouterr().err
+    assert said == "attempt 2 cannot be looked for: liar: the connection was lost; this is attempt 1\n"
 
 
 def test_a_log_that_takes_long_to_come_is_shown_to_its_end() -> None:

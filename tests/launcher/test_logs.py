@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher import remote
+from launcher import remote, showlogs
 from launcher.errors import InputError
 from launcher.logs import (
     Filter,
@@ -157,6 +158,16 @@ def test_there_is_no_previous_attempt_of_a_first_one() -> None:
     run = finished("true", world=1)
     done = ringctl("logs", run, "--previous", code=2)
     assert "first attempt" in done.stderr
+
+
+def test_a_folder_for_a_log_of_which_nothing_comes_is_not_left_there(tmp_path: Path) -> None:
+    empty, begun = tmp_path / "empty", tmp_path / "begun"
+    with pytest.raises(InputError), showlogs.new_folder(empty):
+        raise InputError("all of its hosts refuse")
+    with contextlib.suppress(InputError), showlogs.new_folder(begun):
+        (begun / "events.jsonl").touch()
+        raise InputError("they refuse to go on")
+    assert (empty.exists(), begun.exists()) == (False, True)
 
 
 def test_bytes_go_into_a_pipe_as_they_were_written(tmp_path: Path) -> None:

@@ -17,14 +17,27 @@ from typing import Any
 
 import pytest
 
-from launcher import ask, cli, cli_runs, history, hoststop, nextattempt, pruning, render, restarts, watching
-from launcher.agent import Agent
+from launcher import (
+    ask,
+    cli,
+    cli_runs,
+    history,
+    hoststop,
+    nextattempt,
+    pruning,
+    render,
+    restarts,
+    showlogs,
+    watching,
+)
+from launcher.agent import Agent, agents_for
 from launcher.errors import HostError, RingctlError, StoppedEarly
 from launcher.hostproc import carriers
 from launcher.leftovers import Ending, Leftovers, end_before
+from launcher.logs import EVERYTHING
 from launcher.model import Host, Inventory
 from launcher.plan import STARTS_S, LaunchOptions, kept_after_failure, restart_delay
-from launcher.runs import Found
+from launcher.runs import Found, found_of
 from launcher.transport import Pool
 from launcher.watch import Silence
 from launcher.watching import Failure
@@ -410,6 +423,32 @@ def test_following_the_log_goes_on_through_a_restart_by_hand(watched: bool) -> N
     out, err = following.communicate(timeout=60)
     assert (seen + out).split("\n")[:-1] == ["[0 localhost] line of 1", "[0 localhost] line of 2"], err
     assert "attempt 2:" in err
+
+
+def test_following_a_log_begun_while_no_host_answers_goes_on_through_all_attempts(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    gate = tmp_path / "gate"
+    text = f"echo line of $attempt; until [ -e {gate} ]; do sleep 0.02; done; [ $attempt = 2 ]"
+    run, watcher = detached("--max-restarts", "2", *SOON, *script(text))
+    record = history.read(run)
+    assert record is not None
+    asked = iter([replace(found_of(record), silent=("localhost: it does not answer",))])
+    gate.touch()
+    wait_for(lambda: not is_alive(watcher), "the end of both attempts")
+    with contextlib.closing(Pool()) as pool:
+
+        def latest() -> tuple[Found, dict[str, Agent]]:
+            record = history.read(run)
+            assert record is not None
+            return next(asked, found_of(record)), dict(agents_for(record.hosts, pool))
+
+        look = showlogs.Look(as_json=False, prefix=False, timestamps=False, tail=None)
+        assert showlogs.follow_attempts(run, latest, EVERYTHING, look) == 0
+    shown = capfd.readouterr()
+    assert shown.out.splitlines() == ["line of 1"] * 2 + ["line of 2"] * 2
+    assert "attempt 1 failed; attempt 2:" in shown.err
+    assert "succeeded" in shown.err
 
 
 def test_attempts_that_cannot_even_start_count_too(tmp_path: Path) -> None:

@@ -201,6 +201,16 @@ def test_an_export_holds_the_run_and_each_of_its_events() -> None:
         shutil.rmtree("all")
 
 
+def test_in_an_export_a_record_with_a_number_of_its_own_keeps_it_beside_the_events() -> None:
+    record = '{"step": 1, "id": "exp-7"}'
+    run = detach(["sh", "-c", f"echo '{record}' >>$RINGCTL_METRICS"], world=1)
+    wait_until_final(run)
+    Recorder(run).record()
+    _, *said = [json.loads(line) for line in ringctl("runs", "export", run).stdout.splitlines()]
+    assert [event["id"] for event in said] == list(range(1, len(said) + 1))
+    assert [event["data"] for event in said if event["kind"] == "metric"] == [json.loads(record)]
+
+
 # --- prune ---------------------------------------------------------------------------------------
 
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
 import select
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher import hostanswer, hostevents, hostproc, kit
+from launcher.hostpending import Pending
 from launcher.hostranks import Rank
 from launcher.hostsupervisor import Supervisor
 from tests.conftest import eventually
@@ -223,6 +226,52 @@ def test_a_log_and_a_state_that_cannot_be_written_for_a_moment_are_written_later
     assert (log.finish(), supervisor.save()) == (True, True)
     assert [json.loads(line)["kind"] for line in path.read_bytes().splitlines()] == ["one", "two"]
     assert json.loads((tmp_path / "state.json").read_text())["run"] == RUN
+
+
+def test_once_there_is_room_again_what_had_waited_for_it_is_not_taken_for_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = {"rank": 0, "local_rank": 0, "argv": [], "env": {"RINGCTL_METRICS": str(tmp_path / "metrics")}}
+    plan, rank = {"run": RUN, "name": "", "attempt": 1, "world": 1, "host": "here"}, Rank(spec)
+    rank.open_pipes()
+    supervisor, reader, write = (
+        Supervisor(str(tmp_path), plan, {}, [rank]),
+        next(iter(rank.splitters)),
+        os.write,
+    )
+
+    def to_a_full_disk(fd: int, data: bytes) -> int:
+        if fd == supervisor.log.fd:
+            raise OSError(errno.ENOSPC, "full")
+        return write(fd, data)
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", to_a_full_disk)
+        os.write(rank.write_ends[0], b"a line\nhalf of one")
+        supervisor.read_output(reader)
+        supervisor.tick()
+        assert rank.has_lost_words(), "if the supervisor were killed now"
+    for _ in range(2):
+        supervisor.tick()
+    assert (rank.has_lost_words(), rank.pending[reader].rest) == (False, b"half of one")
+    rank.close_pipes()
+    os.close(supervisor.log.fd)
+
+
+def test_what_drips_in_without_a_lines_end_is_not_counted_each_time_anew() -> None:
+    class Looked(list[bytes]):
+        pieces = 0
+
+        def __iter__(self) -> Iterator[bytes]:
+            for piece in super().__iter__():
+                Looked.pieces += 1
+                yield piece
+
+    pending = Pending()
+    pending.begin()
+    pending.done(Looked([b"x"] * 1_000_000))
+    assert pending.rest is None
+    assert Looked.pieces <= mmap.PAGESIZE
 
 
 def without_room(cluster: Hosts) -> None:

@@ -36,7 +36,7 @@ SPEAKS = """
 import json, os, sys, time
 n, rank = os.environ["RINGCTL_ATTEMPT"], os.environ["RANK"]
 told = {"epoch": 1, "epochs": 3, "step": 7, "steps": 9, "loss": 0.123456, "accuracy": 0.875, "step_ms": 10.0}
-told |= {"comm_ms": 2.5, "samples_per_s": 1234.5, "bytes_sent": 98765432}
+told |= {"id": "exp-7", "data": [1], "comm_ms": 2.5, "samples_per_s": 1234.5, "bytes_sent": 98765432}
 with open(os.environ["RINGCTL_METRICS"], "a") as file:
     print(json.dumps(told), file=file)
 print(f"attempt {n} of {rank}"); print(f"\\033[31mer\\033[0mror {n}"); print("aside", file=sys.stderr)
@@ -205,7 +205,7 @@ def test_lines_that_are_lost_are_told_to_whoever_reads_the_log(
             line = {"stream": "out", "text": f"attempt {plan.attempt}"}
             said = Event("line", time.time(), PLAN.run, plan.attempt, "h0", 0, line)
             last = [ended(plan.attempt, "h0", 16 + plan.attempt), ended(plan.attempt, "h1", 0)]
-            state = fold.fold(replace(fold.initial(plan), state="failed"), last[0])
+            state = fold.fold(replace(fold.initial(plan), state="failed", started=1.0), last[0])
             book.append([said, *last], plan.attempt, {}, state)
             book.finish(Outcome(state, None))
     history.mark(PLAN.run, "failed", error="", attempt=2)
@@ -251,6 +251,25 @@ def test_events_and_files_are_as_without_a_service(
         "is there already"
         in ringctl("--server", service.url, "logs", run, "--download", str(tmp_path / "there"), code=2).stderr
     )
+
+
+def test_a_number_of_which_no_host_knows_is_not_the_attempt_before() -> None:
+    first, newest = (replace(fold.initial(PLAN), attempt=n, state="failed", started=1.0) for n in (1, 4))
+    started_nowhere = [
+        fold.as_lost(replace(first, attempt=2, started=None, ranks={})),
+        replace(first, attempt=3, started=None),
+    ]
+    options = LaunchOptions(PLAN.run, "", ("true",), "/", attempt=4)
+    history.remember(replace(PLAN, attempt=4), Inventory((Host("h0"), Host("h1")), "h0"), options)
+    with tape.Tape(PLAN.run) as book:
+        for state in (first, *started_nowhere, newest):
+            line = {"stream": "out", "text": f"attempt {state.attempt}"}
+            said = [Event("line", 1.0, PLAN.run, state.attempt, "h0", 0, line)] if state.started else []
+            book.append(said, state.attempt, {}, state)
+            book.finish(Outcome(state, None))
+    history.mark(PLAN.run, "failed", error="", attempt=4)
+    with serving() as service:
+        assert asked(service, "logs", PLAN.run, "--previous", "--no-prefix") == "attempt 1\n"
 
 
 def test_how_a_run_is_and_how_it_ended_is_told_as_without_a_service(
