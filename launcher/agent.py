@@ -34,6 +34,7 @@ LARGEST_NOISE = 1 << 20  # of a login shell, before the first answer
 MOST_VALUES = 4_000_000  # in an answer; those of an honest one take more than ten bytes each
 MOST_STATES = 100_000  # in an answer; a host may have had as many runs
 STRANGE = "it answered something else than it was asked"
+NEWER = "another version of ringctl may have started it"
 SHELL = "look at what its shell reads first there, such as ~/.bashrc"
 
 
@@ -60,10 +61,16 @@ class Agent:
         return self.ask("hostd.py", ["start"], request)
 
     def runs(self, run: str | None = None) -> dict[str, Any]:
-        """{"runs": [state, ...], "time": the host's clock}."""
+        """{"runs": [state, ...], "time": the host's clock}. If that of one `run` cannot be read, that is
+        an error: the host has something of it."""
         answer = self.ask("hostd.py", ["runs"], {"run": run})
         with understood(self.host.name):
-            return {**answer, "runs": states_of(self.host.name, answer["runs"])}
+            states, unread = states_of(self.host.name, answer["runs"])
+        if unread and run is not None:
+            raise HostError(self.host.name, f"{unread}; {NEWER}")
+        if unread:
+            print(f"{self.host.name}: {unread}, and is left out; {NEWER}", file=sys.stderr)
+        return {**answer, "runs": states}
 
     def slots(self) -> HostNow:
         """Who has which slots of it, and what it is doing."""
@@ -236,8 +243,9 @@ def decoded(host: str, text: bytes) -> dict[str, Any]:
     return answer
 
 
-def states_of(host: str, told: Any) -> list[dict[str, Any]]:
-    """The states in an answer. One that cannot be read may be a newer ringctl's: the others still count."""
+def states_of(host: str, told: Any) -> tuple[list[dict[str, Any]], str]:
+    """The states in an answer, and which cannot be read. They may be a newer ringctl's: the others still
+    count."""
     if not isinstance(told, list) or len(told) > MOST_STATES:
         raise HostError(host, STRANGE)
     states, unread = [], []
@@ -248,13 +256,12 @@ def states_of(host: str, told: Any) -> list[dict[str, Any]]:
             if not isinstance(state, dict):
                 raise HostError(host, STRANGE) from None
             unread.append(state)
-    if unread:
-        which = f"run {words_of(str(unread[0].get('run')))[:80]}"
-        if len(unread) > 1:
-            which += f", and of {len(unread) - 1} more,"
-        words = f"what it tells of {which} cannot be read here, and is left out"
-        print(f"{host}: {words}; another version of ringctl may have started it", file=sys.stderr)
-    return states
+    if not unread:
+        return states, ""
+    which = f"run {words_of(str(unread[0].get('run')))[:80]}"
+    if len(unread) > 1:
+        which += f", and of {len(unread) - 1} more,"
+    return states, f"what it tells of {which} cannot be read here"
 
 
 @contextlib.contextmanager

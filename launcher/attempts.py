@@ -57,6 +57,9 @@ def see_through(
             over = outcome.state.state in ("succeeded", "stopped") or interrupts.count
             if book is None or over or book.stopped or not again:
                 break
+            if fold.was_stopped(outcome.state.ranks):  # on another machine: here nobody was told
+                screen.note("somebody has stopped the run: it is not started again")
+                break
             took_over = False
             book.note(failure=failure)
             begun = Next(asked, pool, screen, interrupts, book, rests).begin(plan, outcome.since)

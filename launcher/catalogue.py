@@ -332,7 +332,8 @@ THEMES: tuple[tuple[str, tuple[Row, ...]], ...] = (
                 "killed",
                 "Killed, exit code 137 or -9",
                 (
-                    r"^(?:\S+: line \d+:\s+\d+ )?Killed\b",
+                    r"^Killed(?:: 9)?\s*$",  # as shells say it, and no program
+                    r"^\S+: line \d+:\s+\d+ Killed\b",
                     r"exitcode\s*: -9\b",
                     r"Signal 9 \(SIGKILL\)",
                     r"exit(?:ed with)? (?:code|status) 137\b",
@@ -535,7 +536,8 @@ THEMES: tuple[tuple[str, tuple[Row, ...]], ...] = (
                 "terminated",
                 "somebody ended the rank",
                 (r"exitcode\s*: -15\b", r"^Terminated\b", r"got signal: 15\b"),
-                "it got a SIGTERM from outside: a batch system, a shutdown, or another user of the account",
+                "it got a SIGTERM or SIGINT from outside: a batch system, a shutdown, or another user of the "
+                "account",
                 "see who did: `last -x | head` and `journalctl --since -1h` on {host}",
                 signals=("SIGTERM", "SIGINT"),
             ),

@@ -253,7 +253,8 @@ def launch_and_watch(
     finally:
         interrupts.release()
     screen.finish(outcome)
-    return 130 if interrupts.count else fold.exit_code(outcome.state)
+    late = outcome.state.state == "succeeded"  # before anybody could stop it
+    return 130 if interrupts.count and not late else fold.exit_code(outcome.state)
 
 
 def has_leftovers(run: str) -> bool:

@@ -136,12 +136,15 @@ def ended_outside(state: RunState, away: Mapping[str, str]) -> Cause | None:
     if state.state == "failed":
         ended = [rank for rank in state.ranks.values() if rank.reason]
         if ended:
-            row = find([ended[0].reason])
-            fix = in_words(row.fix, ended[0].host) if row else ""
-            why = f" ({row.cause})" if row else ""
-            text = f"the run was ended on {ended[0].host}: {ended[0].reason}{why}"
-            missed = MISSED.match(ended[0].reason)
-            return Cause(None, missed[1] if missed else ended[0].host, text, fix, id=row.id if row else "")
+            missed = {rank.host: match[1] for rank in ended for match in [MISSED.match(rank.reason)] if match}
+            cut_off = lonely_leader(state, missed)
+            teller = next((rank for rank in ended if missed.get(rank.host) == cut_off), ended[0])
+            row = find([teller.reason])
+            fix = in_words(row.fix, teller.host) if row else ""
+            why = f"{either(state, missed)} ({row.cause})" if row else ""
+            text = f"the run was ended on {teller.host}: {teller.reason}{why}"
+            host = missed.get(teller.host, teller.host)
+            return Cause(None, host, text, fix, id=row.id if row else "")
     if state.state == "lost":
         host = next((r.host for r in state.ranks.values() if r.state in GOING_ON), "")
         host = next(iter(away), host) if host == "?" else host  # nobody here knows where it is, if not there
@@ -150,6 +153,21 @@ def ended_outside(state: RunState, away: Mapping[str, str]) -> Cause | None:
         text = f"the supervisor on {host} is gone and has not said how its ranks ended"
         return Cause(None, host, text, "`ringctl stop` ends what is left of the run")
     return None
+
+
+def lonely_leader(state: RunState, missed: Mapping[str, str]) -> str:
+    """The host of rank 0, if it was cut off itself; "" if not. It hears all others, and they hear only it, so
+    then it misses one of them, and others than that one miss it. `missed` is whom each host did."""
+    leader = state.ranks[min(state.ranks)].host
+    return leader if any(who == leader and host != missed.get(leader) for host, who in missed.items()) else ""
+
+
+def either(state: RunState, missed: Mapping[str, str]) -> str:
+    """Of two hosts that missed each other nobody can tell which one was cut off."""
+    hosts = {rank.host for rank in state.ranks.values()}
+    if len(hosts) != 2 or missed.keys() != hosts or set(missed.values()) != hosts:
+        return ""
+    return f"; {' and '.join(sorted(hosts))} did not hear each other, so it may be either"
 
 
 # --- One rank ------------------------------------------------------------------------------------

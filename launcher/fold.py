@@ -162,8 +162,13 @@ def run_status(ranks: Mapping[int, RankState]) -> RunStatus:
     if "failed" in states:
         return "failed"
     if "stopped" in states:
-        return "stopped" if any(rank.reason == "stopped" for rank in ranks.values()) else "failed"
+        return "stopped" if was_stopped(ranks) else "failed"
     return "succeeded"
+
+
+def was_stopped(ranks: Mapping[int, RankState]) -> bool:
+    """Whether somebody wanted the run to end, whatever became of ranks that this did not reach in time."""
+    return any(rank.reason == "stopped" for rank in ranks.values())
 
 
 def result(state: RunState, key: str) -> Any:

@@ -89,6 +89,8 @@ class Decoder:
         self.own: frozenset[int | None] | None = None  # the ranks of which it may tell, if that is known
         self.attempt = 0  # of which it tells; 0 for whichever it has
         self.clock_offset: float | None = None  # how far the host's clock is ahead of ours; None until heard
+        self._said = {"event": 0.0, "tick": 0.0}  # the last of its times, by its own clock
+        self._live = False  # it has told all that is of before, on this connection
         self.cursor: list[int] | None = None
         self.count = 0  # events before the cursor
         self.skip = 0  # of those that come next, whoever asked has so many already
@@ -103,7 +105,7 @@ class Decoder:
 
     def restart(self) -> None:
         """A new connection follows: what was cut off in the middle comes again."""
-        self._rest, self._begun = bytearray(), False
+        self._rest, self._begun, self._live = bytearray(), False, False
 
     @property
     def lacks_kit(self) -> bool:
@@ -172,12 +174,15 @@ class Decoder:
     def _take_decoded(self, decode: Callable[[bytes], list[Any]], lines: bytes, piece: Piece) -> None:
         if len(lines) < 2 or self.cursor is None:
             return
+        told = decode(lines)
+        if self._live:
+            self._mind_clock("event", told[-1]["time"])
         attempt, run, host, offset = self.cursor[0], self.run, self.host, self.clock_offset or 0.0
         events = [
             Event(
                 data.pop("kind"), data.pop("time") - offset, run, attempt, host, data.pop("rank", None), data
             )
-            for data in decode(lines)
+            for data in told
         ]
         ranks = self.ranks | check_events(events)
         if len(ranks) > MOST_RANKS_HERE + 1:
@@ -216,9 +221,23 @@ class Decoder:
             piece.error, piece.over = words_of(note["error"]) or "it refuses", True
         else:
             piece.caught_up = True
-            if note["kind"] == "end":
+            if note["kind"] == "tick":
+                self._mind_clock("tick", note["time"])
+                self._live = True
+            else:
                 piece.over, piece.state = True, words_of(note.get("state", ""))
         piece.watermark = note["time"] - self.clock_offset
+
+    def _mind_clock(self, kind: str, said: float) -> None:
+        """A clock was set if its time falls from one event to the next, or from one tick, or is further ahead
+        of ours than it was: what comes late, which an event may at any time, is further behind. Only of what
+        the host says of this moment: in a log that is read later nobody can tell."""
+        if not is_moment(said):
+            raise ValueError("a time that is none")
+        apart = said - self.clock()
+        if apart > (self.clock_offset or 0.0) + CLOCKS_AGREE_S or said < self._said[kind] - CLOCKS_AGREE_S:
+            self.clock_offset = apart if abs(apart) > CLOCKS_AGREE_S else 0.0
+        self._said[kind] = said
 
 
 def many_events(lines: bytes) -> list[Any]:
@@ -390,15 +409,15 @@ def follow(
     pieces: queue.Queue[Piece] = queue.Queue(maxsize=4 * len(agents))
     quit_ = threading.Event()
     request = {"run": run, "follow": live, "attempt": attempt}
-    readers = {}
+    readers, clock = {}, Clock()
     for name, agent in agents.items():
-        decoder = decoder_for(agent, run, attempt, after or {}, rank_hosts)
+        decoder = decoder_for(agent, run, attempt, after or {}, rank_hosts, clock)
         readers[name] = Reader(agent, request, decoder, pieces, quit_, patience)
     for reader in readers.values():
         reader.start()
     taken = None if after is None else Taken({name: after.get(name, first(attempt)) for name in agents})
     merger, heard = Merger(list(agents)), Heard(set(agents), some)
-    clock, came = Clock(), time.monotonic()
+    came = time.monotonic()
     try:
         while heard.open:
             began = time.monotonic()
@@ -431,10 +450,15 @@ def follow(
 
 
 def decoder_for(
-    agent: Agent, run: str, attempt: int, after: Mapping[str, Place], rank_hosts: Mapping[int, str] | None
+    agent: Agent,
+    run: str,
+    attempt: int,
+    after: Mapping[str, Place],
+    rank_hosts: Mapping[int, str] | None,
+    clock: Clock,
 ) -> Decoder:
     name = agent.host.name
-    decoder = Decoder(run, name, hidden=agent.hidden)
+    decoder = Decoder(run, name, clock.now, hidden=agent.hidden)
     if name in after:
         decoder.begin_at(after[name])
     if agent.host.local:

@@ -138,8 +138,8 @@ def note_ended(run: str, ended: Iterable[str], unended: Iterable[str] = ()) -> N
 
 
 def close(end: RunState, cause: Mapping[str, Any] | None = None) -> None:
-    """The run is over, and this is how it ended; a cause that was found before stays, and so does an end that
-    all hosts told, whoever cannot hear them any more."""
+    """The run is over, and this is how it ended; a cause that was found before stays as long as it can be
+    one, and so does an end that all hosts told, whoever cannot hear them any more."""
 
     def work(db: sqlite3.Connection) -> None:
         record = record_of(db, end.run)
@@ -147,11 +147,19 @@ def close(end: RunState, cause: Mapping[str, Any] | None = None) -> None:
         if end.state == "lost" and known is not None and known.state in ENDED:
             return
         if record is not None and record.plan.attempt == end.attempt:
-            put(db, replace(record, end=end, cause=cause or record.cause))
+            put(db, replace(record, end=end, cause=cause or cause_by(record, end)))
 
     with contextlib.suppress(RingctlError):  # then the hosts are asked again the next time
         if file().exists() or old_folder().is_dir():
             change(work)
+
+
+def cause_by(record: Record, end: RunState) -> Mapping[str, Any] | None:
+    """What was found before to have failed first, if it can be that by this end: nothing has where the run
+    succeeded or was stopped, nor a host that was away then, and has told by now how its ranks ended."""
+    lost = record.end is not None and record.end.state == "lost"
+    told = lost and end.state in ENDED and (record.cause or {}).get("rank") is None
+    return None if told or end.state in ("succeeded", "stopped") else record.cause
 
 
 def forget(run: str) -> None:

@@ -336,4 +336,4 @@ def signal_name(status: int) -> str | None:
     try:
         return signal.Signals(os.WTERMSIG(status)).name
     except ValueError:
-        return f"signal {os.WTERMSIG(status)}"
+        return f"SIG{os.WTERMSIG(status)}"  # a real-time one has no name of its own

@@ -243,7 +243,8 @@ def with_cause(outcome: watch.Outcome, record: Record) -> watch.Outcome:
     from launcher.diagnose import Cause
     from launcher.model import from_json
 
-    known = record.cause if outcome.state.attempt == record.plan.attempt else None
+    same = outcome.state.attempt == record.plan.attempt
+    known = history.cause_by(record, outcome.state) if same else None
     if outcome.cause is not None or known is None:
         return outcome
     with contextlib.suppress(*history.UNREADABLE):

@@ -8,12 +8,15 @@ from dataclasses import replace
 
 from launcher import ask
 from launcher.ask import Asked
+from launcher.diagnose import Cause
 from launcher.errors import HostError, RingctlError
-from launcher.model import Host, Inventory, Plan
+from launcher.model import Host, Inventory, Plan, RankState
 from launcher.plan import LaunchOptions, place
 from launcher.watch import Outcome
 from launcher.watching import Failure
 
+SAYS_NOTHING = ("host_gone", "peer_died", "store_died")  # about the program: rows of the catalogue
+FROM_OUTSIDE = ("was killed by SIGKILL", "was killed by SIGTERM")
 # Addresses, ports and times are never the same.
 PASSING = re.compile(r"0x[0-9a-f]+|(?<=:)\d{4,5}\b|\b[\d.]+ ?m?s\b")
 
@@ -25,7 +28,14 @@ def failure_of(outcome: Outcome) -> Failure:
     steps = [r.metric.get("step") for r in ([who] if who else state.ranks.values())]
     step = max((step for step in steps if isinstance(step, int)), default=None)
     text = cause.text if cause else f"it is {state.state}"
-    return Failure(state.attempt, step, PASSING.sub("#", text) if who else "", text)
+    telling = who is not None and not (cause and is_anothers(cause, who))
+    return Failure(state.attempt, step, PASSING.sub("#", text) if telling else "", text)
+
+
+def is_anothers(cause: Cause, who: RankState) -> bool:
+    """Whether the program has no part in it: the rank's host was gone, or it lost another, and nobody knows
+    why. A rank that ended too early, so that the others lost it, did so by itself."""
+    return cause.id in SAYS_NOTHING and who.state != "succeeded"
 
 
 def not_started(attempt: int, error: RingctlError, *, counts: bool = True) -> Failure:
@@ -49,7 +59,7 @@ def counted(failures: Sequence[Failure]) -> int:
 
 def same(one: Failure, other: Failure) -> bool:
     """One that was killed from outside before its first step says nothing about the program either."""
-    killed = "SIGKILL" in one.error and one.step is None
+    killed = one.step is None and any(words in one.error for words in FROM_OUTSIDE)
     return (one.step, one.error) == (other.step, other.error) and not killed
 
 

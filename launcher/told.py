@@ -20,7 +20,7 @@ from launcher.model import Event, RankStatus, RunStatus, SlotsTold, from_json
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # of a run: also that of its folder
 HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:%-]{0,254}")
 USER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@+$-]{0,63}")
-SIGNAL = re.compile(r"[A-Za-z0-9_+-]{1,40}")
+SIGNAL = re.compile(r"[A-Za-z0-9_+ -]{1,40}")  # an older ringctl wrote "signal 43"
 MOST_RANKS = 100_000  # of a run
 MOST_RANKS_HERE = 1024  # of a host: what an inventory allows
 MOST_SECRETS = 1000  # of a run

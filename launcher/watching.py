@@ -396,14 +396,22 @@ def pick_up(command: str | None, only: Container[str] | None = None) -> list[str
     each."""
     told = []
     for run in unwatched() if command not in NOT_NEEDED else []:
-        seen_through = read(run) is None  # by somebody else, meanwhile
-        if seen_through or (only is not None and run not in only):
+        if only is not None and run not in only:
+            continue
+        if read(run) is None:
+            told += unreadable(run)
             continue
         try:
             told.append(f"run {run} had lost its watcher; process {spawn(run)} watches it now")
         except (RingctlError, OSError) as error:
             told.append(str(error))
     return told
+
+
+def unreadable(run: str) -> list[str]:
+    """Nothing of a run that somebody else has seen through meanwhile; else what becomes of it now."""
+    words = f"cannot be read, so nobody watches run {run}; remove that file, and `ringctl restart {run}`"
+    return [f"{file_of(run)} {words}"] if file_of(run).exists() else []
 
 
 def refuse_stopping(run: str) -> None:

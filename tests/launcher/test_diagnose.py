@@ -70,6 +70,53 @@ def test_where_all_lost_a_peer_the_first_of_them_is_named() -> None:
     assert "another rank ended" in cause.text
 
 
+def missed(number: int, host: str) -> RankState:
+    reason = f"{host} was not heard of for 3 s, and the ranks stood still"
+    return RankState(number, f"h{number}", "stopped", signal="SIGTERM", reason=reason)
+
+
+def test_where_hosts_stopped_hearing_each_other_the_one_in_the_middle_is_named() -> None:
+    """All hear the host of rank 0, and that hears all: h0."""
+    cut_off = cause_of(run_of(missed(0, "h2"), missed(1, "h0"), missed(2, "h0")))
+    assert (cut_off.host, cut_off.id) == ("h0", "host_gone")
+    assert cut_off.text.startswith("the run was ended on h1: h0 was not heard of for 3 s")
+    cut_from_most = cause_of(run_of(missed(0, "h3"), missed(1, "h3"), missed(2, "h0"), missed(3, "h0")))
+    assert cut_from_most.host == "h0"
+    for others in ([missed(1, "h2"), missed(2, "h0")], [missed(1, "h2"), missed(2, "h2")]):
+        gone = cause_of(run_of(missed(0, "h2"), *others))
+        assert gone.host == "h2", "h1 went on hearing h0"
+        assert "either" not in gone.text
+
+
+def test_of_two_hosts_that_did_not_hear_each_other_both_are_named() -> None:
+    cause = cause_of(run_of(missed(0, "h1"), missed(1, "h0")))
+    assert cause.text.startswith("the run was ended on h0: h1 was not heard of for 3 s")
+    assert "h0 and h1 did not hear each other, so it may be either" in cause.text
+    assert "either" not in cause_of(run_of(missed(0, "h1"), RankState(1, "h1", "succeeded"))).text
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_rank_that_was_told_to_end_from_outside_is_told_so_whichever_way(name: str) -> None:
+    cause = cause_of(run_of(failed(0, ended=1.0, exit_code=-2, signal=name)))
+    assert cause.text.startswith(
+        f"rank 0 on h0 was killed by {name} (it got a SIGTERM or SIGINT from outside"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "id_"),
+    [
+        ("Killed", "killed"),
+        ("Killed: 9", "killed"),
+        ("run.sh: line 2:  4321 Killed                  python train.py", "killed"),
+        ("Killed 3 zombies", ""),
+        ("Killed by the early-stopping rule", ""),
+    ],
+)
+def test_a_shells_word_for_a_kill_is_told_from_a_programs_own(line: str, id_: str) -> None:
+    assert cause_of(run_of(failed(0, ended=1.0, exit_code=3)), {0: [line]}).id == id_
+
+
 def test_a_rank_that_was_ended_for_anothers_failure_is_not_to_blame() -> None:
     ended = RankState(
         0, "h0", state="stopped", exit_code=-15, signal="SIGTERM", reason="rank 1 failed", ended=1.0

@@ -150,6 +150,7 @@ def test_what_hostd_refuses_is_passed_on() -> None:
 
 LINE = {"kind": "line", "time": 1e9, "rank": 0, "stream": "out", "text": "x"}
 CURSOR = {"kind": "cursor", "time": 1e9, "attempt": 1, "segment": 1, "offset": 0}
+TICK = {"kind": "tick", "time": 1e9}
 END = {"kind": "end", "time": 1e9, "state": "succeeded"}
 
 
@@ -162,6 +163,51 @@ def begun() -> Decoder:
     decoder = Decoder("r1", "h", lambda: 1e9)
     decoder.feed(b"--ringctl-hostd--\n" + sent(CURSOR))
     return decoder
+
+
+def told_at(seconds: float, ahead: float, *lines: Any) -> tuple[float, bytes]:
+    """What comes so long after the begin from a host whose clock is so far ahead by then."""
+    return 1e9 + seconds, sent(*({**line, "time": 1e9 + seconds + ahead} for line in lines))
+
+
+@pytest.mark.parametrize("set_to", [-3600.0, 3600.0])
+@pytest.mark.parametrize("noticed", [[LINE], [TICK]], ids=["by a line", "by a tick"])
+def test_a_clock_that_is_set_while_the_host_is_heard_changes_no_times(
+    set_to: float, noticed: list[dict[str, Any]]
+) -> None:
+    came = [
+        told_at(1.0, 7.0, TICK),
+        told_at(2.0, 7.0, LINE),
+        told_at(3.0, set_to, *noticed),
+        told_at(4.0, set_to, LINE),
+        told_at(5.0, set_to + 0.2, LINE),
+    ]
+    times = heard_at([(1e9, b"--ringctl-hostd--\n" + sent({**CURSOR, "time": 1e9 + 7.0})), *came])
+    assert times[0] == 1e9 + 2.0
+    assert times[-2:] == pytest.approx([1e9 + 4.0, 1e9 + 5.2])
+
+
+def test_what_comes_late_is_not_taken_for_a_clock_that_was_set() -> None:
+    begin = (1e9, b"--ringctl-hostd--\n" + sent(CURSOR))
+    ticks = [told_at(1.0, 0.0, TICK), told_at(59.0, 0.0, TICK)]
+    late = (1e9 + 60.0, sent({**LINE, "time": 1e9 + 2.0}))  # it had waited for room on a disk
+    assert heard_at([begin, *ticks, late, told_at(61.0, 0.0, LINE)]) == [1e9 + 2.0, 1e9 + 61.0]
+
+
+def test_a_log_that_is_read_later_has_the_times_that_are_in_it() -> None:
+    """The clock was set back an hour during the run, and is right now."""
+    lines = sent({**LINE, "time": 1e9 - 60.0}, {**LINE, "time": 1e9 - 3600.0})
+    begin = b"--ringctl-hostd--\n" + sent(CURSOR)
+    assert heard_at([(1e9, begin), (1e9, lines), (1e9, sent(END))]) == [1e9 - 60.0, 1e9 - 3600.0]
+
+
+def heard_at(came: list[tuple[float, bytes]]) -> list[float]:
+    """The times of the events, of what came when."""
+    now = [0.0]
+    decoder, times = Decoder("r1", "h", lambda: now[0]), []
+    for now[0], data in came:
+        times += [event.time for event in decoder.feed(data).events]
+    return times
 
 
 LONG = '[{"a":"b\\c\u00e9\U0001f600\udcff,\t' * (LONGEST_EVENT // 5)

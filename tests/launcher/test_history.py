@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,6 +76,41 @@ def test_an_end_that_all_hosts_told_is_not_undone_by_who_cannot_hear_them_any_mo
     remember(attempt=2)
     history.close(ended(attempt=2, state="lost"))
     assert history.state_of(RUN) == "lost"
+
+
+AWAY = {"rank": None, "text": "b: no answer within 3 s", "fix": "is the host on?"}
+BLAMED = {"rank": 0, "text": "rank 0 cannot be heard any more", "fix": "is the host on?"}
+
+
+@pytest.mark.parametrize(
+    ("cause", "state", "error"),
+    [
+        (AWAY, "succeeded", ""),
+        (AWAY, "stopped", ""),
+        (AWAY, "failed", ""),  # of something else, which the host has told by now
+        (BLAMED, "succeeded", ""),
+        (BLAMED, "stopped", ""),
+        (BLAMED, "failed", BLAMED["text"]),
+        (AWAY, "lost", AWAY["text"]),
+    ],
+)
+def test_why_a_run_was_lost_is_forgotten_once_its_end_shows_that_this_was_not_it(
+    cause: dict[str, Any], state: str, error: str
+) -> None:
+    remember()
+    history.close(ended(state="lost"), cause)
+    history.close(ended(state=state))
+    assert (row()["state"], row()["error"], bool(row()["fix"])) == (state, error, bool(error))
+    record = history.read(RUN)
+    assert record is not None
+    assert record.cause == (cause if error else None)
+
+
+def test_what_failed_first_stays_when_somebody_tells_the_same_end_once_more() -> None:
+    remember()
+    history.close(ended(), AWAY)
+    history.close(ended())
+    assert row()["error"] == AWAY["text"]
 
 
 def test_a_run_is_remembered_closed_and_forgotten() -> None:

@@ -29,10 +29,12 @@ from launcher.cli_remote_logs import checked, event_of
 from launcher.client import Client, Nonsense
 from launcher.errors import HostError, RingctlError
 from launcher.follow import Decoder, Piece, Reader, follow
+from launcher.hostproc import signal_name
 from launcher.model import Event, Host, HostPlan, Inventory, Plan, RankSpec, RankState, RunState
 from launcher.plan import LaunchOptions
 from launcher.push import push, take
 from launcher.runs import Found, found_of, updated
+from launcher.told import check_exit, checked_state
 from launcher.transport import Pool, ssh
 from launcher.transport.local import LocalTransport
 from launcher.transport.sentences import is_silence
@@ -260,7 +262,7 @@ def test_a_host_with_thousands_of_runs_is_believed() -> None:
     ranks = [{**rank, "metric": metric} for rank in state["ranks"]]
     runs = [{**state, "world": 8, "ranks": ranks}] * 5000
     found = decoded("liar", json.dumps({"runs": runs}).encode())["runs"]
-    assert len(states_of("liar", found)) == 5000
+    assert len(states_of("liar", found)[0]) == 5000
 
 
 def raise_first(results: dict[str, Any]) -> dict[str, Any]:
@@ -582,6 +584,18 @@ def told_state(host: str, attempt: int, **ranks: str) -> dict[str, Any]:
     return {**about, "host": host, "attempt": attempt, "ranks": its}
 
 
+def test_whatever_signal_kills_a_rank_its_state_and_its_end_can_be_read() -> None:
+    names = [signal_name(number) for number in range(1, 65)]
+    assert len(set(names)) == 64
+    assert names[42] == "SIG43", "a real-time signal has no other name"
+    for name in (*names, "signal 43"):  # the last as an older ringctl wrote it
+        state = told_state("h", 1, r0="failed")
+        state["ranks"][0].update(signal=name, exit_code=-9)
+        assert checked_state(state)["ranks"][0]["signal"] == name
+        check_exit(state["ranks"][0])
+    assert signal_name(1 << 8) is None, "it ended by itself"
+
+
 def state_after(*states: dict[str, Any], **about: Any) -> RunState:
     its = tuple(Host(state["host"], "10.0.0." + str(n)) for n, state in enumerate(states, 1))
     found = Found("r1", "", its, 1.0, **about)
@@ -871,6 +885,17 @@ def test_a_run_of_a_newer_version_is_left_out_and_the_others_are_not() -> None:
         said = ringctl(*args, code=2).stderr
         assert f"there is no run {new!r}" in said
         assert "Traceback" not in said
+
+
+def test_a_stop_does_not_make_a_stopped_run_of_one_whose_state_cannot_be_read() -> None:
+    run = detach(["sh", "-c", "exit 3"], world=1)
+    wait_until_final(run)
+    wait_until_all_said(run)
+    change(run_folder(run) / "state.json", ranks=[{**state(run)["ranks"][0], "signal": "of/tomorrow"}])
+    ringctl("stop", run, code=None)
+    assert history.state_of(run) == "starting", "nobody here knows how it ended"
+    said = ringctl("status", run, code=4)
+    assert f"localhost: what it tells of run {run} cannot be read here" in said.stderr
 
 
 def wait_until_all_said(run: str) -> None:

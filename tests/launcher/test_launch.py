@@ -334,6 +334,16 @@ def test_the_first_ctrl_c_stops_the_run_cleanly_and_says_so() -> None:
     assert {e["reason"] for e in exits(events(only_run())).values()} == {"stopped"}
 
 
+def test_a_ctrl_c_after_the_last_rank_has_ended_changes_nothing_about_how_the_run_did() -> None:
+    launched = start("launch", "--local", "--world", "1", "--json", "--", "true")
+    assert launched.stdout is not None
+    for line in launched.stdout:
+        if (last := json.loads(line))["kind"] == "rank_exited":
+            launched.send_signal(signal.SIGINT)
+    launched.communicate(timeout=60)
+    assert (last["state"], launched.returncode) == ("succeeded", last["exit_code"])
+
+
 def test_the_second_ctrl_c_kills() -> None:
     script = 'trap "" TERM; echo is up; while :; do sleep 0.05; done'
     launched, shown = interrupted(script, 2, times=2)

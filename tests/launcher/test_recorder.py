@@ -25,7 +25,7 @@ from launcher import fold, history, listing, tape, watch, watching
 from launcher.agent import agents_for
 from launcher.follow import Merger, Piece, Place, Taken
 from launcher.model import Event
-from launcher.recorder import Batch, Recorder, due
+from launcher.recorder import Batch, Recorder, due, with_cause
 from launcher.run import start_request
 from launcher.transport import Pool
 from tests.launcher import hosts
@@ -346,3 +346,16 @@ def test_what_a_host_that_was_away_has_of_an_attempt_is_recorded_once_it_is_back
     said = Counter(e.host for _, e in all_of(run) if e.kind == "line" and e.attempt == 1)
     assert said == {"server1": 101, "server2": 101}
     assert [each["state"] for each in tape.attempts(run)] == ["succeeded", "succeeded"]
+
+
+def test_why_a_run_was_lost_is_not_recorded_of_one_that_turns_out_to_have_succeeded() -> None:
+    (seen,) = launch(["true"], world=1)[-1:]
+    record = history.read(seen["run"])
+    assert record is not None
+    assert record.end is not None
+    away = {"rank": None, "host": "b", "text": "b: no answer within 3 s"}
+    lost = replace(record, end=replace(record.end, state="lost"), cause=away)
+    assert with_cause(watch.Outcome(record.end, None), lost).cause is None
+    still = with_cause(watch.Outcome(fold.as_lost(record.end), None), lost).cause
+    assert still is not None
+    assert still.text == away["text"]

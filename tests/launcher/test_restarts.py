@@ -19,6 +19,7 @@ import pytest
 
 from launcher import (
     ask,
+    attempts,
     cli,
     cli_runs,
     history,
@@ -31,15 +32,16 @@ from launcher import (
     watching,
 )
 from launcher.agent import Agent, agents_for
+from launcher.diagnose import Cause
 from launcher.errors import HostError, RingctlError, StoppedEarly
 from launcher.hostproc import carriers
 from launcher.leftovers import Ending, Leftovers, end_before
 from launcher.logs import EVERYTHING
-from launcher.model import Host, Inventory
+from launcher.model import Host, Inventory, Plan, RankState, RankStatus, RunState
 from launcher.plan import STARTS_S, LaunchOptions, kept_after_failure, restart_delay
 from launcher.runs import Found, found_of
 from launcher.transport import Pool
-from launcher.watch import Silence
+from launcher.watch import Interrupts, Outcome, Silence
 from launcher.watching import Failure
 from tests.launcher.ringctl import (
     RINGCTL,
@@ -140,6 +142,50 @@ def test_an_attempt_that_nobody_started_is_none_of_those_that_are_allowed() -> N
 
 def test_hosts_that_were_away_twice_say_nothing_about_the_program() -> None:
     assert not restarts.why_not_again(OPTIONS, [failed(1, error=""), failed(2, error="")])
+
+
+def ended_by(cause: Cause, *states: RankStatus, step: int | None = None) -> Outcome:
+    metric = {} if step is None else {"step": step}
+    ranks = {n: RankState(n, f"s{n}", state=state, metric=metric) for n, state in enumerate(states)}
+    return Outcome(RunState("r", "", 1, len(ranks), "failed", ranks), cause)
+
+
+@pytest.mark.parametrize("step", [None, 3])
+def test_a_host_that_was_lost_twice_says_nothing_about_the_program(step: int | None) -> None:
+    lost = Cause(1, "s1", "rank 1 on s1 cannot be heard any more; rank 0 on s0 waited for it", id="host_gone")
+    peer = Cause(0, "s0", "rank 0 on s0 exited with code 1: Connection closed by peer", id="peer_died")
+    for cause in (lost, peer):
+        failures = [restarts.failure_of(ended_by(cause, "failed", "unknown", step=step))] * 2
+        assert not restarts.why_not_again(OPTIONS, failures)
+
+
+@pytest.mark.parametrize("id_", ["store_died", "uneven", ""])
+def test_what_the_program_did_by_itself_twice_it_would_do_again(id_: str) -> None:
+    cause = Cause(0, "s0", "rank 0 on s0 had ended by itself", id=id_)
+    failures = [restarts.failure_of(ended_by(cause, "succeeded", "failed"))] * 2
+    assert "starting again would not help" in restarts.why_not_again(OPTIONS, failures)
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
+def test_a_rank_killed_from_outside_before_its_first_step_says_nothing_about_the_program(name: str) -> None:
+    before, after = (
+        [failed(n, step, f"rank 0 on a was killed by {name}") for n in (1, 2)] for step in (None, 3)
+    )
+    assert not restarts.why_not_again(OPTIONS, before)
+    assert "at step 3" in restarts.why_not_again(OPTIONS, after)
+
+
+def test_a_run_that_somebody_stopped_on_another_machine_is_not_started_again(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ranks = {0: RankState(0, "s0", state="stopped", reason="stopped"), 1: RankState(1, "s1", state="failed")}
+    outcome = Outcome(RunState("r", "", 1, 2, "failed", ranks), None)
+    monkeypatch.setattr(attempts, "one_attempt", lambda *_, **__: (outcome, failed(1)))
+    asked, plan = ask.Asked(HOSTS, OPTIONS, None), Plan("r", "", 1, 2, "", 1, (), ())
+    screen, book = render.NoteScreen(), watching.take("r", here=False)
+    seen = attempts.see_through(asked, plan, {}, screen, Interrupts(), Pool(no_input=True), book)
+    assert seen is outcome
+    assert "somebody has stopped the run: it is not started again" in capfd.readouterr().out
 
 
 def test_the_world_that_was_chosen_by_hand_is_not_outgrown() -> None:
@@ -788,3 +834,12 @@ def test_a_watcher_that_comes_late_begins_nothing_anew() -> None:
     assert watching.read(run) is None
     ringctl("--no-input", "watcher", run)
     assert (state(run)["attempt"], watching.read(run)) == (2, None)
+
+
+def test_a_run_whose_watchers_file_cannot_be_read_is_told_of_and_one_that_is_seen_through_is_not() -> None:
+    history.make_folder(watching.folder())
+    watching.file_of("torn").write_text('{"run": "to')
+    (said,) = watching.pick_up("ps")
+    assert said.startswith(f"{watching.file_of('torn')} cannot be read, so nobody watches run torn; remove")
+    watching.file_of("torn").unlink()
+    assert watching.pick_up("ps") == []
