@@ -33,6 +33,7 @@ from launcher.follow import Decoder, Piece, Reader, follow
 from launcher.model import Event, Host, HostPlan, Inventory, Plan, RankSpec, RankState, RunState
 from launcher.plan import LaunchOptions
 from launcher.push import push, take
+from launcher.run import start
 from launcher.runs import Found, found_of, updated
 from launcher.transport import Pool, ssh
 from launcher.transport.connect import quick_transport
@@ -936,6 +937,29 @@ def test_of_what_comes_on_stderr_of_a_stream_the_end_is_kept_and_nothing_waits_f
         assert channel.began
         assert said.endswith(b"its last words")
         assert len(said) <= 64 << 10
+
+
+# --- What one host does to the others ------------------------------------------------------------
+
+
+def test_a_start_that_comes_to_grief_on_one_host_is_undone_on_the_others() -> None:
+    ended = []
+
+    class Fake(Agent):
+        def start(self, request: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - whatever it is
+            if self.host.name == "liar":
+                raise ZeroDivisionError("a mistake of ours")
+            return {}
+
+        def stop(self, *_: Any, **__: Any) -> dict[str, Any]:
+            ended.append(self.host.name)
+            return {"known": True, "left": []}
+
+    plan = plan_on(1, "good", "liar")
+    agents = {name: Fake(Host(name, local=True), Liar("")) for name in ("good", "liar")}
+    with pytest.raises(ZeroDivisionError, match="a mistake of ours"):
+        start(plan, agents)
+    assert set(ended) == {"good", "liar"}
 
 
 # --- Much, and newer -----------------------------------------------------------------------------
