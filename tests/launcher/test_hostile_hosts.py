@@ -24,7 +24,7 @@ from typing import Any
 import paramiko
 import pytest
 
-from launcher import environment, history, kit, showlogs, watch
+from launcher import environment, history, kit, runs, showlogs, watch
 from launcher.agent import Agent, Conversation, decoded, states_of
 from launcher.cli_remote_logs import checked, event_of
 from launcher.client import Client, Nonsense
@@ -960,6 +960,30 @@ def test_a_start_that_comes_to_grief_on_one_host_is_undone_on_the_others() -> No
     with pytest.raises(ZeroDivisionError, match="a mistake of ours"):
         start(plan, agents)
     assert set(ended) == {"good", "liar"}
+
+
+class Counted(dict[str, Any]):
+    """A state that counts how often somebody looks whose it is."""
+
+    looks = 0
+
+    def __getitem__(self, key: str) -> Any:
+        Counted.looks += key == "run"
+        return super().__getitem__(key)
+
+
+def looks_at(count: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    told = told_state("liar", 1, r0="succeeded")
+    states = [Counted(told, run=f"r{number:05d}") for number in range(count)]
+    monkeypatch.setattr(runs, "ask_hosts", lambda *_: [(Host("liar", "10.0.0.2"), states)])
+    Counted.looks = 0
+    found, _ = runs.find_runs(Pool(), [Host("liar", "10.0.0.2")])
+    assert len(found) == count
+    return Counted.looks
+
+
+def test_twice_as_many_runs_of_a_host_are_twice_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert looks_at(400, monkeypatch) <= 2 * looks_at(200, monkeypatch)
 
 
 # --- Much, and newer -----------------------------------------------------------------------------
