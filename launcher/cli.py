@@ -72,13 +72,9 @@ def main() -> None:
         code = cli.main(prog_name="ringctl", standalone_mode=False)
         sys.stdout.flush()
     except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        print(
-            "error: what ringctl prints goes to a disk that is full; a run that was started goes on",
-            file=sys.stderr,
-        )
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"error: {refusal(error)}", file=sys.stderr)
+        if error.errno == errno.ENOSPC:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still buffered
         code = 1
     except click.exceptions.Abort:
         code = 130
@@ -91,6 +87,14 @@ def main() -> None:
     except KeyboardInterrupt:
         code = 130
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def refusal(error: OSError) -> str:
+    """What this machine would not do, where nobody has expected that."""
+    if error.errno == errno.ENOSPC:
+        return "what ringctl prints goes to a disk that is full; a run that was started goes on"
+    where = f"{error.filename}: " if error.filename else ""
+    return f"this machine refuses: {where}{error.strerror or error}"
 
 
 class Commands(click.Group):

@@ -65,11 +65,14 @@ def of_log(path: str | None) -> dict[str, Any]:
     from launcher.errors import InputError
 
     assert path is not None
-    with opened(path) as file:
-        if foreign.is_utf16(file.peek(64)):
-            fix = f"iconv -f UTF-16 -t UTF-8 {shlex.quote(path)} | ringctl explain -"
-            raise InputError(f"{path} is UTF-16", fix=fix)
-        reader = foreign.read(foreign.lines_of(file))
+    try:
+        with opened(path) as file:
+            if foreign.is_utf16(file.peek(64)):
+                fix = f"iconv -f UTF-16 -t UTF-8 {shlex.quote(path)} | ringctl explain -"
+                raise InputError(f"{path} is UTF-16", fix=fix)
+            reader = foreign.read(foreign.lines_of(file))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
     told = f"{reader.lines:,} lines read; nothing in them is known to be a failure"
     return answer(reader.cause, source=path, note="" if reader.cause else told)
 

@@ -20,8 +20,8 @@ def fan_out(
     done: Callable[[K, R | RingctlError], None] | None = None,
 ) -> dict[K, R | RingctlError]:
     """{item: its result, or the error it ended with}, in the order given. `done` hears of each as it comes,
-    in the caller's own thread. Our own bugs are raised, and Ctrl-C: then nobody waits for what is under way;
-    closing the hosts' connections ends it."""
+    in the caller's own thread. Our own bugs are raised once all others are done; Ctrl-C at once: then nobody
+    waits for what is under way; closing the hosts' connections ends it."""
 
     def attempt(item: K) -> R | RingctlError:
         try:
@@ -39,8 +39,8 @@ def fan_out(
 
 
 def at_once(todo: list[K], work: Callable[[K], R]) -> Iterable[tuple[K, R]]:
-    """Each with its result, as they come. Threads of its own: those of a ThreadPoolExecutor keep the process
-    alive until the last of them is done, also after Ctrl-C."""
+    """Each with its result, as they come, and then the first exception, if there was one. Threads of its own:
+    those of a ThreadPoolExecutor keep the process alive until the last of them is done, also after Ctrl-C."""
     from queue import SimpleQueue  # what costs time to import, `ringctl ps` on one machine need not pay
     from threading import Thread
 
@@ -60,12 +60,16 @@ def at_once(todo: list[K], work: Callable[[K], R]) -> Iterable[tuple[K, R]]:
 
     for _ in range(min(AT_ONCE, len(todo))):
         Thread(target=worker, daemon=True).start()
+    failed: BaseException | None = None
     try:
         for _ in todo:
             got = finished.get()
             if isinstance(got, BaseException):
-                raise got
-            yield got
+                failed = failed or got
+            else:
+                yield got
+        if failed:
+            raise failed
     finally:
         waiting.clear()
 

@@ -584,6 +584,15 @@ class Reader(threading.Thread):
             self._room.clear()
 
     def run(self) -> None:
+        """Whatever ends this is told: who listens would wait for ever."""
+        try:
+            self.read_on()
+        except Exception as error:
+            what = f"its events cannot be read: {type(error).__name__}: {words_of(str(error))}"
+            self.pieces.put(Piece(self.decoder.host, over=True, error=what))
+
+    def read_on(self) -> None:
+        """Raises one of NOT_AS_AGREED for what a host may send."""
         delay = FIRST_RETRY_S
         while not self.quit.is_set():
             heard = self.decoder.cursor
@@ -596,10 +605,6 @@ class Reader(threading.Thread):
                 lost = HostError(self.decoder.host, str(error) or "the connection was lost")
             except RingctlError as error:
                 self.pieces.put(Piece(self.decoder.host, over=True, error=error.message))
-                return
-            except NOT_AS_AGREED as error:
-                what = f"its events cannot be read: {type(error).__name__}: {words_of(str(error))}"
-                self.pieces.put(Piece(self.decoder.host, over=True, error=what))
                 return
             self.is_away = True
             self.pieces.put(Piece(self.decoder.host, away=lost.message, over=not self.request["follow"]))

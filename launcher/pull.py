@@ -16,6 +16,7 @@ from launcher.hostfiles import MOST_STEPS
 from launcher.logs import ranges
 from launcher.model import from_json
 from launcher.remote import grouped
+from launcher.told import is_shallow
 
 MOST = 10**18  # steps, bytes and whatever else a host counts
 MOST_RANKS = 10**6
@@ -94,6 +95,9 @@ def listing(host: str, answer: Mapping[str, Any]) -> Listing:
         found = from_json(Listing, answer)
         makes_sense = len(found.steps) <= MOST_STEPS and len(found.metrics) <= MOST_METRICS
         makes_sense = makes_sense and all(number_makes_sense(*pair) for pair in numbers(found))
+        makes_sense = makes_sense and all(
+            is_shallow(part.run) for step in found.steps for part in step.manifests
+        )
     except (TypeError, KeyError, ValueError, AttributeError):
         makes_sense = False
     if not makes_sense or not all(SHA256.fullmatch(file.sha256) for file in files_in(found)):

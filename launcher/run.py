@@ -149,6 +149,7 @@ def start(
     common = {"lease": lease(plan, secret), "automatic": automatic, "since": since, "again": again}
     common["token"] = token
     requests = {host.host: {**start_request(plan, host.host), **common} for host in plan.hosts}
+    bugs: list[Exception] = []  # of ours, raised once nothing is left of the start
 
     def start_there(name: str) -> dict[str, Any]:
         try:
@@ -158,12 +159,22 @@ def start(
             pass  # it ended meanwhile; should it have started them after all, the next one is told the same
         return agents[name].start(requests[name])
 
-    results = fan_out(requests, start_there)
+    def start_or_tell(name: str) -> dict[str, Any]:
+        try:
+            return start_there(name)
+        except RingctlError:
+            raise
+        except Exception as bug:
+            bugs.append(bug)
+            raise HostError(name, f"{type(bug).__name__}: {bug}") from bug
+
+    results = fan_out(requests, start_or_tell)
     errors = [error for error in results.values() if isinstance(error, RingctlError)]
     if errors:
         # What a host has of somebody else's start is not ours to end.
         its = {name: agents[name] for name in requests if not is_anothers(results[name])}
-        raise undone(plan, its, errors, automatic)
+        error = undone(plan, its, errors, automatic)
+        raise bugs[0] if bugs else error
 
 
 def undone(

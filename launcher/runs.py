@@ -108,14 +108,15 @@ def find_runs(
     known = {found.run: found for found in remembered(recent)}
     hosts = [host for found in known.values() if not found.is_over for host in found.hosts]
     answers = ask_hosts([THIS_MACHINE, *hosts, *more], pool)
-    for run in {state["run"] for _, answer in answers if isinstance(answer, list) for state in answer}:
+    told = by_run(answers)
+    for run in {run for _, states in told if not isinstance(states, RingctlError) for run in states}:
         if run not in known:
-            first = next(states[0] for _, answer in answers if (states := states_in(answer, run)))
-            hosts_with_it = hosts_of(run, answers)
-            attempt = max(state["attempt"] for _, answer in answers for state in states_in(answer, run))
-            about = run, first["name"], hosts_with_it, first["started"]
+            its = of_run(run, told)
+            states = [state for _, answer in its for state in states_in(answer, run)]
+            about = run, states[0]["name"], hosts_of(run, its), states[0]["started"]
+            attempt = max(state["attempt"] for state in states)
             known[run] = Found(*about, from_here=False, attempt=attempt)
-    found = [updated(found, answers) for found in known.values()]
+    found = [updated(found, of_run(found.run, told)) for found in known.values()]
     errors = [answer for _, answer in answers if isinstance(answer, RingctlError)]
     return in_order(found), errors
 
@@ -142,6 +143,30 @@ def ask_hosts(hosts: Iterable[Host], pool: Pool, run: str | None = None) -> list
         return list(agents[key].runs(run)["runs"])
 
     return [(agents[key].host, answer) for key, answer in fan_out(agents, ask).items()]
+
+
+Told = Sequence[tuple[Host, Mapping[str, list[Mapping[str, Any]]] | RingctlError]]
+
+
+def by_run(answers: Sequence[tuple[Host, Answer]]) -> Told:
+    """The same, for whoever looks for one run after the other: a host may tell of very many."""
+
+    def sorted_out(states: list[Mapping[str, Any]]) -> Mapping[str, list[Mapping[str, Any]]]:
+        found: dict[str, list[Mapping[str, Any]]] = {}
+        for state in states:
+            found.setdefault(state["run"], []).append(state)
+        return found
+
+    return [
+        (host, answer if isinstance(answer, RingctlError) else sorted_out(answer)) for host, answer in answers
+    ]
+
+
+def of_run(run: str, told: Told) -> list[tuple[Host, Answer]]:
+    """What each host says of this one."""
+    return [
+        (host, states if isinstance(states, RingctlError) else states.get(run, [])) for host, states in told
+    ]
 
 
 def hosts_of(run: str, answers: Sequence[tuple[Host, Answer]]) -> tuple[Host, ...]:

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 from launcher.agent import Agent, Conversation, understood
 from launcher.errors import HostError, RingctlError
 from launcher.fanout import fan_out
-from launcher.logs import CONTROL
+from launcher.logs import CONTROL, TURNING
 from launcher.model import Facts, Host, Inventory, Pair, from_json, to_json
 from launcher.told import MOST_RUNS, is_moment, plausible
 
@@ -276,5 +276,5 @@ def check_plausible(facts: Facts) -> None:
     if len(facts.taken) > MOST_RUNS or not all(map(plausible, facts.taken)):
         raise ValueError("slots that nobody can have")
     for path in (facts.home, facts.python, facts.cwd):
-        if CONTROL.search(path):
+        if CONTROL.search(path) or TURNING.search(path):
             raise HostError(facts.host, f"its probe answered with a path that cannot be used: {path[:80]!r}")

@@ -18,6 +18,7 @@ from fabric import Config, Connection
 from launcher.errors import HostError
 from launcher.model import Host
 from launcher.transport import HostKey, sshconfig
+from launcher.transport.bounds import BoundedTransport
 from launcher.transport.hostkeys import UnknownKey, fingerprint, pinned_key, policy_for
 from launcher.transport.identity import USUAL_KEYS, Identity, Secrets
 from launcher.transport.proxy import Proxy
@@ -189,7 +190,7 @@ def close_chain(gateway: Gateway) -> None:
 def quick_transport(kinds: set[str], sock: Any, **options: Any) -> paramiko.Transport:
     """Asks for a host key of these kinds, which are known, before others. Prefers ciphers that authenticate
     by themselves: one pass in OpenSSL instead of two."""
-    transport = paramiko.Transport(sock, **options)
+    transport = BoundedTransport(sock, **options)
     security = transport.get_security_options()
     security.ciphers = sorted(security.ciphers, key=lambda name: "-gcm@" not in name)
     kind_of = {"rsa-sha2-512": "ssh-rsa", "rsa-sha2-256": "ssh-rsa"}  # ways to sign with that kind

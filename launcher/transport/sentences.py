@@ -10,7 +10,7 @@ from typing import cast
 
 import paramiko
 
-from launcher.errors import HostError
+from launcher.errors import HostError, RingctlError
 from launcher.logs import visible
 from launcher.transport.hostkeys import RevokedKey, UnknownKey, fingerprint
 from launcher.transport.identity import Denied
@@ -21,6 +21,7 @@ SEE_LOG = "sudo journalctl -u ssh -n 20  # on its console: its log says why"
 UNREACHED = "switch it on and plug it in, or correct its `address` in the inventory"
 # How paramiko says that what it hears is not the SSH that it knows.
 NOT_OURS = ("Indecipherable", "Incompatible", "Invalid", "Mismatched MAC", "Expecting packet", "Bad packet")
+NO_THREAD = "can't start new thread"  # Python's words
 HUNG_UP = "Error reading SSH protocol banner"  # or that, where time was up before the server said a word
 
 
@@ -45,12 +46,15 @@ def translated(
     host: str, jump: str = "", passing: tuple[type[paramiko.SSHException], ...] = ()
 ) -> Iterator[None]:
     """Every error of the libraries but those `passing` becomes one HostError; `jump` is the server on the
-    way where it happened."""
+    way where it happened. That is any there is: what paramiko's thread stumbles over in a packet is raised as
+    it is where an answer is waited for."""
     try:
         yield
     except passing:
         raise
-    except (paramiko.SSHException, OSError, EOFError) as error:
+    except RingctlError:
+        raise
+    except Exception as error:
         message, fix = sentence(error, host)
         message = visible(message)  # it may hold the server's own words
         words = f"jump host {jump}: {message}" if jump else message
@@ -67,6 +71,8 @@ def kind_of(error: Exception) -> str:
 def sentence(error: Exception, host: str) -> tuple[str, str]:
     """(what happened, what to do)."""
     text = str(error) or type(error).__name__
+    if not isinstance(error, (paramiko.SSHException, OSError, EOFError)):
+        return about_stumbling(error)
     if isinstance(error, (UnknownKey, RevokedKey, paramiko.BadHostKeyException)):
         return about_host_key(error, host)
     if isinstance(error, Denied):
@@ -83,13 +89,24 @@ def sentence(error: Exception, host: str) -> tuple[str, str]:
     if isinstance(error, Farewell):
         return text, SEE_LOG
     if isinstance(error, paramiko.SSHException) and text.startswith(NOT_OURS):
-        fix = "correct its `port` in the inventory, or update its SSH server"
-        return f"what answers there does not speak SSH 2 as we do ({text[:80]})", fix
+        return about_strangers(text)
     if isinstance(error, paramiko.ChannelException):
         return f"the server refused another session ({text})", "raise MaxSessions in its sshd_config"
     if isinstance(error, (EOFError, ConnectionError)) or text.startswith(HUNG_UP):
         return "the server hung up in the middle", f"{SEE_LOG}; or correct its `port` in the inventory"
     return text, ""
+
+
+def about_stumbling(error: Exception) -> tuple[str, str]:
+    """Over what nobody has thought of."""
+    if str(error) == NO_THREAD:
+        return "this machine cannot start another thread", "ulimit -u  # how many you may have; end some"
+    return about_strangers(f"{type(error).__name__}: {error}")
+
+
+def about_strangers(text: str) -> tuple[str, str]:
+    fix = "correct its `port` in the inventory, or update its SSH server"
+    return f"what answers there does not speak SSH 2 as we do ({text[:80]})", fix
 
 
 def about_host_key(

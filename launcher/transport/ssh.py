@@ -25,7 +25,8 @@ from launcher import kit
 from launcher.errors import HostError, InputError
 from launcher.model import Host
 from launcher.told import words_of
-from launcher.transport import MOST_OUTPUT, Channel, Completed, HostKey, TimedOut, too_much
+from launcher.transport import LAST_BYTES, MOST_OUTPUT, Channel, Completed, HostKey, TimedOut, too_much
+from launcher.transport.bounds import Unasked
 from launcher.transport.connect import (
     KeyShown,
     Nobody,
@@ -76,6 +77,7 @@ class SshTransport:
                 if stdin is not None:
                     channel.shutdown_write()
                 is_late = not heard_out(channel, deadline, out, err, most)
+                refuse_unasked(channel)
         finally:
             close(channel)
         if len(out) + len(err) > most:
@@ -148,7 +150,7 @@ class SshTransport:
         transport = self._transport()
         try:
             return open_shell(transport)
-        except (paramiko.SSHException, OSError, EOFError) as error:
+        except Exception as error:  # see `translated`
             if transport.is_active() and not isinstance(error, (EOFError, ConnectionError)):
                 raise
         transport.close()
@@ -188,10 +190,14 @@ class SshChannel:
     def read(self, timeout: float) -> bytes | None:
         self._channel.settimeout(timeout)
         with translated(self._host):  # it also tells the server that there is room again
+            self._take_errors()  # for which there is the same room
             try:
-                return self._channel.recv(1 << 18)
+                data = self._channel.recv(1 << 18)
             except TimeoutError:
                 return None
+            if not data:
+                refuse_unasked(self._channel)
+            return data
 
     def send(self, data: bytes) -> None:
         with translated(self._host):
@@ -204,12 +210,17 @@ class SshChannel:
 
     def errors(self) -> bytes:
         with translated(self._host):
-            while self._channel.recv_stderr_ready():
-                self._errors += self._channel.recv_stderr(1 << 18)
-        if not self.began:
-            self.began, self._errors = after_mark(self._errors)
+            self._take_errors()
         said, self._errors = self._errors, b""
         return said
+
+    def _take_errors(self) -> None:
+        """All there is, of which the end is kept."""
+        if self._channel.recv_stderr_ready():
+            self._errors += self._channel.recv_stderr(WINDOW)
+        if not self.began:
+            self.began, self._errors = after_mark(self._errors)
+        self._errors = self._errors[-LAST_BYTES:]
 
     def close(self) -> None:
         close(self._channel)
@@ -278,6 +289,13 @@ def begin_shell(channel: paramiko.Channel) -> None:
         raise
     finally:
         timer.cancel()
+
+
+def refuse_unasked(channel: paramiko.Channel) -> None:
+    """Where the connection is over because more came than was asked for, say that."""
+    error = channel.get_transport().saved_exception
+    if isinstance(error, Unasked):
+        raise error
 
 
 def command_line(argv: Sequence[str]) -> bytes:

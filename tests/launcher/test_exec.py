@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from launcher import fanout
 from launcher.fanout import fan_out
 from tests.cluster import Cluster
 from tests.launcher.hosts import HOME, Hosts, agents, inventory, left_on, ssh_config
@@ -145,6 +146,22 @@ def test_fanning_out_hears_of_each_as_it_comes_and_leaves_what_is_under_way_when
     assert sorted(heard) == [(1, 1), (2, 4), (3, 9)]
     slow.set()
     assert fan_out(range(4), work) == {0: 0, 1: 1, 2: 4, 3: 9}
+
+
+def test_a_bug_is_raised_once_all_others_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fanout, "AT_ONCE", 2)
+    last, heard = threading.Event(), []
+
+    def work(item: int) -> None:
+        if item == 0:
+            raise ZeroDivisionError
+        if item == 2:  # begun by whoever came to grief with the first
+            last.set()
+        last.wait(60)
+
+    with pytest.raises(ZeroDivisionError):
+        fan_out(range(3), work, lambda item, _: heard.append(item))
+    assert sorted(heard) == [1, 2]
 
 
 def test_this_machine_as_a_host_is_treated_alike(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

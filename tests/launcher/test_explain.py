@@ -169,6 +169,7 @@ def test_what_is_not_there_is_told() -> None:
     assert "cannot read ./no.log: No such file" in ringctl("explain", "./no.log", code=2).stderr
     assert "there is no run" in ringctl("explain", "nosuchrun", code=2).stderr
     assert "is a folder" in ringctl("explain", "/", code=2).stderr
+    assert "cannot read /proc/self/mem: Input" in ringctl("explain", "/proc/self/mem", code=2).stderr
 
 
 def test_what_is_no_log_is_told(tmp_path: Path) -> None:

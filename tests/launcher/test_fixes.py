@@ -228,6 +228,12 @@ def test_odd_names_of_users_and_interfaces_do_not_put_a_host_out() -> None:
         heard(**{**told, "ifname": "vpn#1"})
 
 
+@pytest.mark.parametrize("home", ["/x\x1b[2J", "/x\u202ey"])
+def test_a_path_that_shows_as_another_is_refused(home: str) -> None:
+    with pytest.raises(HostError, match="a path that cannot be used: "):
+        heard(data_address="10.0.0.1", ifname="eth0", home=home)
+
+
 def test_no_line_names_the_user() -> None:
     limits = {"user": "CORP\\alice", "nofile": (64, 64), "threads": 1, "kills_on_logout": True}
     said = [fix for _, _, fix in remarks(examined({"a": limits}))]

@@ -10,6 +10,7 @@ import random
 import resource
 import shlex
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -23,7 +24,7 @@ from typing import Any
 import paramiko
 import pytest
 
-from launcher import environment, history, kit, showlogs, watch
+from launcher import environment, history, kit, runs, showlogs, watch
 from launcher.agent import Agent, Conversation, decoded, states_of
 from launcher.cli_remote_logs import checked, event_of
 from launcher.client import Client, Nonsense
@@ -33,11 +34,14 @@ from launcher.hostproc import signal_name
 from launcher.model import Event, Host, HostPlan, Inventory, Plan, RankSpec, RankState, RunState
 from launcher.plan import LaunchOptions
 from launcher.push import push, take
+from launcher.run import start
 from launcher.runs import Found, found_of, updated
 from launcher.told import check_exit, checked_state
 from launcher.transport import Pool, ssh
+from launcher.transport.connect import quick_transport
 from launcher.transport.local import LocalTransport
-from launcher.transport.sentences import is_silence
+from launcher.transport.sentences import is_silence, translated
+from tests.conftest import eventually
 from tests.launcher import hosts
 from tests.launcher.hosts import HOME, Hosts, write_home
 from tests.launcher.ringctl import (
@@ -759,6 +763,26 @@ def test_the_time_of_a_host_that_creates_stands_still_while_ringctl_is_stopped(
 # --- What is no SSH server -----------------------------------------------------------------------
 
 NOISE = random.Random(7).randbytes(4000)
+
+
+def text_of(words: bytes) -> bytes:
+    return struct.pack(">I", len(words)) + words
+
+
+def packet(payload: bytes) -> bytes:
+    pad = 16 - (5 + len(payload)) % 8
+    return struct.pack(">IB", len(payload) + pad + 1, pad) + payload + bytes(pad)
+
+
+def methods(*named: bytes) -> bytes:
+    """What a server says that it has: ways to exchange keys, kinds of host keys, and what everybody has."""
+    usual = [b"aes128-ctr"] * 2 + [b"hmac-sha2-256"] * 2 + [b"none"] * 2 + [b""] * 2
+    return packet(b"\x14" + b"c" * 16 + b"".join(map(text_of, [*named, *usual])) + bytes(5))
+
+
+POINT = packet(
+    b"\x1f" + text_of(text_of(b"ecdsa-sha2-nistp256")) + text_of(b"\4" + b"y" * 64) + text_of(b"z")
+)
 GREETINGS = [
     b"\0" * 1000,
     b"HTTP/1.1 400 Bad Request\r\n\r\n",
@@ -767,6 +791,11 @@ GREETINGS = [
     b"SSH-2.0-x\r\n\0\0\0\x0c\x0a\x14" + NOISE,
     b"SSH-1.5-old\r\n",
     b"x" * (1 << 20),
+    b"SSH-2.0-x\r\n" + packet(b""),
+    b"SSH-2.0-x\r\n" + packet(b"\1" + bytes(4) + text_of(b"\xff\x1b[2J") + text_of(b"")),
+    b"SSH-2.0-x\r\n" + methods(b"\xff\xfe", b"ssh-ed25519"),
+    b"SSH-2.0-x\r\n" + methods(b"ecdh-sha2-nistp256", b"ecdsa-sha2-nistp256") + POINT,
+    b"SSH-2.0-x\r\n" + struct.pack(">I", (1 << 31) + 4) + bytes(100),
 ]
 
 
@@ -826,6 +855,156 @@ def test_what_speaks_no_ssh_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
         f"h{number}": HostError for number in range(len(GREETINGS))
     }
     assert not any("\x1b" in str(error) for error in errors.values())
+    strange = [number for number, error in enumerate(map(str, errors.values())) if "SSH 2 as we do" in error]
+    assert len(strange) >= 5
+    assert any("Invalid packet length" in str(error) for error in errors.values())
+
+
+def test_a_server_that_speaks_no_ssh_is_away_to_whoever_follows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    pool = Pool(no_input=True)
+    with servers([b"SSH-2.0-x\r\n" + packet(b"")]) as (port,):
+        host = Host("liar", "127.0.0.1", user="x", port=port)
+        *_, last = follow({"liar": Agent(host, pool.transport(host))}, "r1", live=False)
+    assert "does not speak SSH 2 as we do (IndexError: " in last.away["liar"]
+
+
+def test_whoever_follows_a_host_is_told_of_whatever_ends_that() -> None:
+    class Broken(Liar):
+        def stream(self, *_: Any, **__: Any) -> Any:
+            raise RuntimeError("can't start new thread")
+
+    broken = Broken("")
+    with pytest.raises(RingctlError, match="liar: its events cannot be read: RuntimeError: can't start"):
+        list(follow({"liar": Agent(broken.host, broken)}, "r1", live=True))
+
+
+def test_where_no_thread_can_be_started_it_is_not_the_host_that_is_blamed() -> None:
+    with pytest.raises(HostError, match="liar: this machine cannot start another thread"), translated("liar"):
+        raise RuntimeError("can't start new thread")
+
+
+class Flood(paramiko.ServerInterface):
+    """A server that says very much on stderr in each session, and then a word on stdout."""
+
+    def __init__(self, size: int, heeds_window: bool) -> None:
+        self.size, self.heeds_window = size, heeds_window
+        self.threads: list[threading.Thread] = []
+
+    def check_auth_none(self, username: str) -> int:  # noqa: ARG002 - whoever it is
+        return paramiko.common.AUTH_SUCCESSFUL
+
+    def check_channel_request(self, kind: str, chanid: int) -> int:  # noqa: ARG002 - paramiko names them
+        return paramiko.common.OPEN_SUCCEEDED
+
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:  # noqa: ARG002
+        self.threads.append(threading.Thread(target=self.flood, args=(channel,)))
+        self.threads[-1].start()
+        return True
+
+    def flood(self, channel: Any) -> None:
+        if not self.heeds_window:
+            channel._wait_for_send_window = lambda size: min(size, 32000)
+        with contextlib.suppress(OSError, EOFError):
+            channel.sendall_stderr(ssh.BEGAN + bytes(self.size) + b"its last words")
+            channel.sendall(b"a word")
+
+
+@contextlib.contextmanager
+def flooded(size: int, *, heeds_window: bool) -> Iterator[ssh.SshChannel]:
+    here, there = socket.socketpair()
+    flood = Flood(size, heeds_window)
+    server, client = paramiko.Transport(there), quick_transport(set(), here)
+    try:
+        server.add_server_key(paramiko.RSAKey.generate(2048))
+        server.start_server(server=flood, event=threading.Event())
+        client.start_client(timeout=20.0)
+        client.auth_none("anybody")
+        yield ssh.SshChannel("liar", ssh.open_shell(client))
+    finally:
+        for end in (client, server):
+            end.close()
+        for thread in flood.threads:
+            thread.join()
+
+
+def heard_of(channel: ssh.SshChannel) -> bytes:
+    deadline = time.monotonic() + 30.0
+    while time.monotonic() < deadline:
+        data = channel.read(0.1)
+        if data is not None:
+            return data
+    raise AssertionError("nothing came")
+
+
+def test_a_server_that_says_more_than_it_was_asked_for_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh, "WINDOW", 1 << 18)
+    with flooded(4 << 20, heeds_window=False) as channel:
+        transport = channel._channel.get_transport()
+        assert eventually(lambda: not transport.is_active(), 30.0)
+        with pytest.raises(HostError, match=r"liar: .*Invalid amount of data"):
+            channel.read(10.0)
+
+
+def test_of_what_comes_on_stderr_of_a_stream_the_end_is_kept_and_nothing_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ssh, "WINDOW", 1 << 18)
+    with flooded(1 << 20, heeds_window=True) as channel:
+        assert heard_of(channel) == b"a word"
+        said = channel.errors()
+        assert channel.began
+        assert said.endswith(b"its last words")
+        assert len(said) <= 64 << 10
+
+
+# --- What one host does to the others ------------------------------------------------------------
+
+
+def test_a_start_that_comes_to_grief_on_one_host_is_undone_on_the_others() -> None:
+    ended = []
+
+    class Fake(Agent):
+        def start(self, request: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - whatever it is
+            if self.host.name == "liar":
+                raise ZeroDivisionError("a mistake of ours")
+            return {}
+
+        def stop(self, *_: Any, **__: Any) -> dict[str, Any]:
+            ended.append(self.host.name)
+            return {"known": True, "left": []}
+
+    plan = plan_on(1, "good", "liar")
+    agents = {name: Fake(Host(name, local=True), Liar("")) for name in ("good", "liar")}
+    with pytest.raises(ZeroDivisionError, match="a mistake of ours"):
+        start(plan, agents)
+    assert set(ended) == {"good", "liar"}
+
+
+class Counted(dict[str, Any]):
+    """A state that counts how often somebody looks whose it is."""
+
+    looks = 0
+
+    def __getitem__(self, key: str) -> Any:
+        Counted.looks += key == "run"
+        return super().__getitem__(key)
+
+
+def looks_at(count: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    told = told_state("liar", 1, r0="succeeded")
+    states = [Counted(told, run=f"r{number:05d}") for number in range(count)]
+    monkeypatch.setattr(runs, "ask_hosts", lambda *_: [(Host("liar", "10.0.0.2"), states)])
+    Counted.looks = 0
+    found, _ = runs.find_runs(Pool(), [Host("liar", "10.0.0.2")])
+    assert len(found) == count
+    return Counted.looks
+
+
+def test_twice_as_many_runs_of_a_host_are_twice_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert looks_at(400, monkeypatch) <= 2 * looks_at(200, monkeypatch)
 
 
 # --- Much, and newer -----------------------------------------------------------------------------

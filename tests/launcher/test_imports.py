@@ -75,7 +75,7 @@ def test_only_the_service_imports_starlette_and_uvicorn() -> None:
 
 def test_only_the_ssh_transport_imports_fabric_and_paramiko() -> None:
     found = importers(PROJECT, "launcher", "fabric", "paramiko", "invoke")
-    parts = ("ssh", "connect", "sshconfig", "hostkeys", "identity", "sentences")
+    parts = ("ssh", "connect", "sshconfig", "hostkeys", "identity", "sentences", "bounds")
     assert set(found) <= {f"launcher/transport/{part}.py" for part in parts}, found
 
 

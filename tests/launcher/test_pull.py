@@ -360,6 +360,7 @@ def a_listing(**changes: Any) -> dict[str, Any]:
         {"steps__0__written": float("nan")},
         {"steps__0__files__model.pt": True},
         {"steps__0__manifests__0__files__model.pt__sha256": "../../x"},
+        {"steps__0__manifests__0__run": {"x": json.loads("[" * 30 + "]" * 30)}},
         {"steps__0__manifests__0__files__model.pt__bytes": 10**30},
         {"metrics__0__rank": "../../x"},
         {"metrics__0__attempt": -1},

@@ -313,6 +313,13 @@ def test_a_supervisor_that_is_killed_on_a_full_disk_is_told_of_when_there_is_roo
 # --- Numbers of processes ------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("args", [["ps"], ["preflight", "--local"]], ids=" ".join)
+def test_where_next_to_no_files_can_be_open_it_says_so(args: list[str]) -> None:
+    few = ["sh", "-c", 'ulimit -n 8; exec "$@"', "sh"]
+    done = subprocess.run([*few, *RINGCTL, *args], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "error: this machine refuses: Too many open files\n")
+
+
 def ask_hostd(command: str, request: dict[str, object]) -> Any:
     argv = [sys.executable, "-I", "-S", "-c", kit.RUN, kit.HERE, "hostd", command]
     done = subprocess.run(argv, input=json.dumps(request).encode(), capture_output=True, check=True)
