@@ -203,7 +203,8 @@ class Checkpoints:
 
     def _try_to_write(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        probe = self.folder / f"probe-{self._rank}"
+        files.remove_probes(self.folder, self._rank, self._world)
+        probe = self.folder / files.probe_name(self._rank)
         files.write(probe, b"")
         probe.unlink()
         for numbers in files.places_in(self.folder):

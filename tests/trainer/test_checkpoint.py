@@ -583,6 +583,20 @@ def test_what_earlier_attempts_were_about_to_write_goes_and_nothing_else(folder:
     assert sorted(path.name for path in place.iterdir()) == sorted([*whole, *mine])
 
 
+def test_a_probe_that_an_earlier_attempt_was_killed_at_goes_and_that_of_another_rank_stays(
+    tmp_path: Path,
+) -> None:
+    hosts = [tmp_path / "a", tmp_path / "b"]
+    hosts[0].mkdir()
+    for name in (*(f"probe-{rank}.{rank}-4711{TEMPORARY}" for rank in range(3)), "probe-9.notes"):
+        (hosts[0] / name).touch()
+    together(2, tmp_path, lambda rank: opened(hosts[rank]).prepare())
+    assert sorted(path.name for path in hosts[0].iterdir()) == [
+        "probe-1.1-4711.tmp",
+        "probe-9.notes",
+    ]
+
+
 def test_looking_whether_a_folder_can_be_written_leaves_nothing_there(tmp_path: Path) -> None:
     opened(tmp_path / "a" / "b").prepare()
     assert not list((tmp_path / "a" / "b").iterdir())
