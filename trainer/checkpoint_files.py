@@ -240,6 +240,14 @@ def read(path: Path, manifest: Mapping[str, Any], most_bytes: int) -> dict[str, 
     return unpacked(raw, path, most_bytes)
 
 
+def checksum_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
 def unpacked(raw: bytes, path: Path, most_bytes: int) -> dict[str, Any]:
     """What `write_packed` has written. Nothing in the file is ever run."""
     try:

@@ -963,6 +963,31 @@ def test_a_host_that_comes_back_with_a_model_that_was_never_finished_gives_way_t
     assert together(3, tmp_path, at_last) == [(1, None), (1, 2.0), (1, None)]
 
 
+def test_what_an_interrupted_save_has_left_does_not_hide_the_one_that_was_finished_since(
+    tmp_path: Path,
+) -> None:
+    """Nobody on b and d got to a manifest. Then b and c were through with that step; now d is back for c."""
+
+    def first(rank: int) -> None:
+        place = tmp_path / "bd"[rank]
+        save(of_attempt(1, place, "bd", **TWO), 6, weight=1.0)
+        (place / "step-00000006" / f"rank-{rank}.json").unlink()
+
+    def then(rank: int) -> bool:
+        shared = {"model": {"weight": torch.ones(2)}}
+        own = {"random": torch.ones(rank + 1), "metrics": {"step": 6}}
+        return of_attempt(2, tmp_path / "bc"[rank], "bc", **TWO).save(6, 1, shared, own)
+
+    def at_last(rank: int) -> tuple[int, int, tuple[int, ...]]:
+        part = of_attempt(3, tmp_path / "bd"[rank], "bd", **TWO).newest("auto")
+        assert part is not None
+        return part.step, part.sender, part.afresh
+
+    together(2, tmp_path, first)
+    assert together(2, tmp_path, then) == [True, True]
+    assert together(2, tmp_path, at_last) == [(6, 0, (1,))] * 2
+
+
 def test_hosts_agree_on_a_folder_that_none_of_them_has_a_finished_checkpoint_in(tmp_path: Path) -> None:
     """Rank 0 is on a new host, rank 1 on the one where a rank was alone."""
     save(of_attempt(1, tmp_path / "1", **ONE), 6)
