@@ -286,15 +286,16 @@ def evaluate(model: nn.Module, images: Images) -> float:
 def report_epoch(metrics: Metrics, accuracy: float) -> None:
     """Print how the epoch went, over all ranks; end the training if it went nowhere."""
     epoch = metrics.this_epoch
-    sums = torch.tensor([epoch.loss_sum, epoch.losses or 1, epoch.samples_per_s], dtype=torch.float64)
+    sums = torch.tensor([epoch.loss_sum, epoch.losses, epoch.samples_per_s], dtype=torch.float64)
     group.add_over_ranks(sums)
-    loss_sum, steps, samples_per_s = sums.tolist()
-    loss = loss_sum / steps
+    loss_sum, losses, samples_per_s = sums.tolist()
+    loss = loss_sum / losses if losses else None  # None: nothing was left to train
+    shown = "-" if loss is None else f"{loss:.3f}"
     say(
-        f"epoch {metrics.epoch}/{metrics.epochs}  loss {loss:.3f}  accuracy {100 * accuracy:.1f} %  "
+        f"epoch {metrics.epoch}/{metrics.epochs}  loss {shown}  accuracy {100 * accuracy:.1f} %  "
         f"{samples_per_s:,.0f} samples/s  communication {100 * epoch.comm_share:.0f} %"
     )
-    if not math.isfinite(loss):
+    if loss is not None and not math.isfinite(loss):
         raise TrainerError(f"the loss became {loss} in epoch {metrics.epoch}: try a smaller --lr")
 
 

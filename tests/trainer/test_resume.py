@@ -656,6 +656,8 @@ def test_a_run_goes_on_with_fewer_ranks_and_then_with_more(tmp_path: Path, small
     # What all had at the end is what another number of ranks begins with.
     again = trained(2, tmp_path, *options, env=on_hosts(tmp_path, "cb", 4))
     assert ends(again) == ends(outcomes)
+    assert "epoch 4/4  loss -  accuracy" in again[0].out
+    assert again[0].last["loss"] is None
     for outcome in trained(2, tmp_path, *options, env=on_hosts(tmp_path, "cb", 1)):
         assert outcome.exit_code == 2
         assert "the checkpoint of step 16 was made with --world-size 3, not 2" in outcome.err
