@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from launcher import cli_pull, fetch, kit, pull, pulling, runs
+from launcher import cli_pull, fetch, hostfiles, kit, pull, pulling, runs
 from launcher.agent import Agent, agents_for
 from launcher.errors import HostError, InputError, RingctlError
 from launcher.follow import follow
@@ -522,6 +522,16 @@ def test_damage_that_can_be_seen_is_told(tmp_path: Path) -> None:
     done = ringctl("pull", run, str(tmp_path / "four"), "--step", "4")
     assert "the checkpoint of step 4 is not complete; its model is" in done.stderr
     assert (tmp_path / "four" / "model.pt").read_bytes() == model_of(4)
+
+
+def test_a_number_in_a_manifest_that_is_none_is_damage(tmp_path: Path) -> None:
+    file = {"bytes": 3, "sha256": "0" * 64}
+    about = {"version": 1, "step": 2, "epoch": 1, "rank": 0, "run": {}, "files": {"model.pt": file}}
+    path = tmp_path / "rank-0.json"
+    for number, is_read in ((3, True), (float("inf"), False), (float("nan"), False)):
+        file["bytes"] = number
+        path.write_text(json.dumps(about))
+        assert (hostfiles.manifest_in(str(path), 2, 0) is not None) is is_read
 
 
 def test_a_rank_has_the_metrics_that_its_own_host_has_of_it() -> None:
