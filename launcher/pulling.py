@@ -119,9 +119,14 @@ def bring(heard: Heard, to: PullFolder, step: int | None) -> None:
 
 def bring_model(heard: Heard, to: PullFolder, step: int | None) -> Model | None:
     """The newest model that a host has whole, in `to`; None if there is none, and why is told."""
-    for _ in range(ROUNDS):
+    for rounds_left in reversed(range(ROUNDS)):
         known = heard.checkpoints()
         possible = pull.candidates(known, step)
+        if known and not possible and not heard.found.is_over and rounds_left:
+            heard.ask()  # where it goes on, each host may have removed what another was still asked about
+            continue
+        if not possible and step is None:  # a host may have lost what it had finished
+            possible = pull.best_first(known)
         gone = False
         for of in possible:
             try:
@@ -134,9 +139,7 @@ def bring_model(heard: Heard, to: PullFolder, step: int | None) -> Model | None:
                 if of.complete is False:
                     note(f"the checkpoint of step {of.step} is not complete; its model is")
                 return of, copy
-        # Where it goes on, each host may have removed by now what another was still asked about.
-        in_between = bool(known) and not possible and not heard.found.is_over
-        if not (gone or in_between):
+        if not gone:
             break
         heard.ask()
     if possible:

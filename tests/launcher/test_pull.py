@@ -482,6 +482,12 @@ def test_of_two_with_the_number_of_a_step_the_one_that_is_furthest_is_the_newest
         assert [of.turn for of in pull.candidates(known, step)] == [1, 0]
 
 
+def test_of_two_with_the_number_of_a_step_one_that_was_finished_is_taken_before_a_later_one() -> None:
+    whole, begun = on_host(4, 0, 1), on_host(4, 0, turn=1)
+    known = pull.checkpoints({"a": host_with(whole, begun)}, True)
+    assert [of.turn for of in pull.candidates(known, 4)] == [0, 1]
+
+
 def test_a_model_comes_out_of_the_folder_of_a_later_turn(tmp_path: Path) -> None:
     run = saved("2,4", world=1)
     step_folder(run, 4).rename(step_folder(run, 2).with_name("step-00000002.1"))
@@ -518,10 +524,14 @@ def test_damage_that_can_be_seen_is_told(tmp_path: Path) -> None:
         "localhost: rank 0: rank-0.pt has 0 bytes of 3",
         "localhost: rank 1: rank-1.json is damaged",
     ]
-    assert "no checkpoint is complete (step 2, 4)" in ringctl("pull", run, str(tmp_path / "new")).stderr
-    done = ringctl("pull", run, str(tmp_path / "four"), "--step", "4")
-    assert "the checkpoint of step 4 is not complete; its model is" in done.stderr
-    assert (tmp_path / "four" / "model.pt").read_bytes() == model_of(4)
+    for name, *step in (("new",), ("four", "--step", "4")):
+        done = ringctl("pull", run, str(tmp_path / name), *step)
+        assert "the checkpoint of step 4 is not complete; its model is" in done.stderr
+        assert (tmp_path / name / "model.pt").read_bytes() == model_of(4)
+    for four_or_two in (2, 4):
+        (step_folder(run, four_or_two) / "rank-0.json").unlink()
+    done = ringctl("pull", run, str(tmp_path / "none"))
+    assert "no checkpoint is complete (step 2, 4): no model is pulled" in done.stderr
 
 
 def test_a_number_in_a_manifest_that_is_none_is_damage(tmp_path: Path) -> None:
