@@ -106,13 +106,15 @@ def bring(heard: Heard, to: PullFolder, step: int | None) -> None:
     whole_logs = bring_logs(heard, to)
     if heard.no_room and model is None and not to.has_come():
         raise fetch.NotHere(f"{to.folder}: there is no room for run {heard.found.run}")
+    is_others = to.has_another(heard.found.run)
+    to.begin_placing()
     if model is not None:
         of, copy = model
         part = to.model_part(copy.sha256)
         to.place_model(part if part.exists() else None, pull.model_json(heard.found.run, of, copy))
         epoch = "" if of.epoch is None else f", epoch {of.epoch}"
         print(f"model.pt: step {of.step}{epoch}, {text.size(copy.bytes)} from {copy.host}, checksum right")
-    for name, number in to.place_rest(whole_logs).items():
+    for name, number in to.place_rest(whole_logs, is_others).items():
         print(f"{name}: {text.count(number, 'file')}")
     to.close(keep_model=model is None and heard.code != 0)
 

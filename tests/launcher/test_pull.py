@@ -165,6 +165,74 @@ def test_a_folder_with_something_in_it_is_refused_and_force_replaces_only_what_i
     assert ringctl("pull", run, str(tmp_path / "file"), code=2).stderr.count("Traceback") == 0
 
 
+def test_what_an_earlier_pull_has_put_there_of_another_run_gives_way(tmp_path: Path) -> None:
+    three, one, folder = saved("2", world=3), saved("4", world=1), tmp_path / "folder"
+    ringctl("pull", three, str(folder))
+    for name in ("mine.jsonl", "rank-7-attempt-1.jsonl"):
+        (folder / "metrics" / name).write_text("")
+    ringctl("pull", three, str(folder), "--force")
+    assert len(os.listdir(folder / "metrics")) == 5, (
+        "of the same run, they may be of a host that has lost them"
+    )
+    ringctl("pull", one, str(folder), "--force")
+    assert sorted(os.listdir(folder / "metrics")) == ["mine.jsonl", "rank-0-attempt-1.jsonl"]
+    assert sorted(os.listdir(folder / "logs")) == ["events.jsonl", "rank0.out.log"]
+
+
+def test_whose_files_are_there_is_known_by_the_log_or_else_by_the_model(tmp_path: Path) -> None:
+    to = PullFolder(tmp_path)
+    assert not to.has_another("a")
+    for text, expected in (('{"run": "a"}', False), ('{"run": "b"}', True), ("[]", False), ("{", False)):
+        (tmp_path / "checkpoint.json").write_text(text)
+        assert to.has_another("a") is expected
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "events.jsonl").write_text('odd\n{"time": 1, "run": "a", "host": "h"}\n')
+    assert (to.has_another("a"), to.has_another("b")) == (False, True)
+
+
+def test_a_pull_that_is_interrupted_while_it_puts_things_in_their_places_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, folder = saved("2,4"), tmp_path / "folder"
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    to = PullFolder(folder)
+    with monkeypatch.context() as patch, heard_of(run) as heard, to.open():
+        patch.setattr(PullFolder, "place_rest", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pulling.bring(heard, to, None)
+    assert sorted(os.listdir(folder)) == ["checkpoint.json", "model.pt", "pull.part"]
+    ringctl("pull", run, str(folder))
+    assert sorted(os.listdir(folder)) == ["checkpoint.json", "logs", "metrics", "model.pt"]
+    assert "not empty" in ringctl("pull", run, str(folder), code=2).stderr
+
+
+def test_after_a_power_cut_a_model_is_not_beside_what_another_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to, calls = PullFolder(tmp_path), []
+    real_fsync, real_replace = os.fsync, os.replace
+
+    def fsync(descriptor: int) -> None:
+        calls.append("synced " + os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        real_fsync(descriptor)
+
+    def replaced(source: Any, target: Any) -> None:
+        calls.append("replaced " + Path(target).name)
+        real_replace(source, target)
+
+    with to.open():
+        (model := to.model_part("0")).touch()
+        monkeypatch.setattr(os, "fsync", fsync)
+        monkeypatch.setattr(os, "replace", replaced)
+        to.place_model(model, {"run": "a"})
+    folder = f"synced {tmp_path.name}"
+    model_there, about_there = "replaced model.pt", "replaced checkpoint.json"
+    assert calls == ["synced checkpoint.json", folder, model_there, folder, about_there, folder]
+
+
 def modes_below(folder: Path) -> set[tuple[bool, int]]:
     """(whether it is a folder, its mode) of all that is in there."""
     return {(path.is_dir(), path.stat().st_mode & 0o777) for path in folder.rglob("*")}
