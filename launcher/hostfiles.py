@@ -155,8 +155,8 @@ def manifest_in(path: str, step: int, rank: int) -> dict[str, Any] | None:
         run, epoch, model = dict(told["run"]), int(told["epoch"]), str(told.get("model_sha256", ""))
         if told["version"] != 1 or told["step"] != step or told["rank"] != rank or not is_sealed(told):
             return None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
+        return None  # OverflowError: what Python reads as infinity
     return {"rank": rank, "epoch": epoch, "run": run, "files": files, "model": model}
 
 

@@ -94,6 +94,7 @@ def make_plan(inventory: Inventory, facts: Mapping[str, Facts], options: LaunchO
         "PYTHONUNBUFFERED": "1",
         "RINGCTL_RUN": options.run,
         "RINGCTL_ATTEMPT": str(options.attempt),
+        "RINGCTL_FIRST_WORLD": str(options.full_world or world),
     }
     return Plan(
         run=options.run,

@@ -314,14 +314,18 @@ def problems(parts: Sequence[Part], models: Sequence[Copy]) -> Iterable[str]:
 def candidates(found: Sequence[Checkpoint], step: int | None) -> list[Checkpoint]:
     """Whose model may be taken, the best first: that of `step`, else the newest that is not known to be
     unfinished. (What a manifest lists was on the disk before the manifest was.)"""
-    wanted = [c for c in found if (c.finished is not False if step is None else c.step == step)]
-    with_model = [c for c in wanted if c.models]
+    return best_first(c for c in found if (c.finished is not False if step is None else c.step == step))
+
+
+def best_first(found: Iterable[Checkpoint]) -> list[Checkpoint]:
+    """Those with a model: what is not known to be unfinished, and what is newer, comes first."""
+    with_model = [c for c in found if c.models]
     counted = all(c.steps for c in with_model)
 
-    def age(of: Checkpoint) -> tuple[Fraction, int, int]:
-        return Fraction(of.step, of.steps or 1) * counted, of.step, of.turn
+    def worth(of: Checkpoint) -> tuple[bool, Fraction, int, int]:
+        return of.finished is not False, Fraction(of.step, of.steps or 1) * counted, of.step, of.turn
 
-    return sorted(with_model, key=age, reverse=True)
+    return sorted(with_model, key=worth, reverse=True)
 
 
 Owners = Callable[[int], Mapping[int, str] | None]  # the attempt -> which host each rank is on, if known

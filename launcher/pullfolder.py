@@ -15,19 +15,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from launcher.errors import InputError
-from launcher.fetch import writing
+from launcher.fetch import write, writing
 from launcher.ownfolder import closed_to_others
+from launcher.wholefile import sync_folder
 
 PART = "pull.part"
 MODEL, ABOUT, METRICS, LOGS = "model.pt", "checkpoint.json", "metrics", "logs"
 EVENTS = "events.jsonl"
+PLACING = "placing"  # is in PART from the first thing that gets its place to the last
+METRICS_FILE = re.compile(r"rank-[0-9]+-attempt-[0-9]+\.jsonl")
 LOG_FILE = re.compile(r"events\.jsonl|rank[0-9]+\.(out|err)\.log")
 
 
 def refuse_full(folder: Path, force: bool) -> None:
-    """InputError if there is something in the folder that is not ours to replace."""
+    """InputError if there is something in the folder that is not ours to replace. Where a pull was
+    interrupted while it put things in their places, the next one goes on."""
     try:
         names = set(os.listdir(folder)) - {PART}
+        force = force or (folder / PART / PLACING).exists()
     except FileNotFoundError:
         return
     except OSError as error:
@@ -103,16 +108,34 @@ class PullFolder:
                 other.unlink()
         return mine
 
+    def has_another(self, run: str) -> bool:
+        """Whether what an earlier pull has put there is of another run: by its log or, without, its model."""
+        with writing(self.folder):
+            with contextlib.suppress(FileNotFoundError):
+                for event in events_in(self.folder / LOGS / EVENTS):
+                    return event.run != run
+            with contextlib.suppress(FileNotFoundError, ValueError, TypeError, KeyError):
+                return bool(json.loads((self.folder / ABOUT).read_bytes())["run"] != run)
+        return False
+
+    def begin_placing(self) -> None:
+        """What is interrupted from now on may go on in a folder with something in it."""
+        with writing(self.folder):
+            (self.part / PLACING).touch()
+
     def place_model(self, part: Path | None, about: Mapping[str, Any]) -> None:
         """The model and what it is. They are never there together if they do not belong together. Without
         `part` the model is in its place already."""
         with writing(self.folder):
             beside = self.part / ABOUT
-            beside.write_text(json.dumps(about, indent=1) + "\n")
+            write(beside, "wb", [json.dumps(about, indent=1).encode() + b"\n"])
             if part is not None:
                 (self.folder / ABOUT).unlink(missing_ok=True)
+                sync_folder(self.folder)  # also after a power cut
                 part.replace(self.folder / MODEL)
+                sync_folder(self.folder)
             beside.replace(self.folder / ABOUT)
+            sync_folder(self.folder)
 
     def drop_logs(self, hosts: set[str]) -> None:
         """What has come of hosts that broke off is not their log, and gets no place."""
@@ -139,17 +162,18 @@ class PullFolder:
                 path.suffix != ".part" for kind in (self.metrics, self.logs) for path in kind.iterdir()
             )
 
-    def place_rest(self, whole_logs: bool) -> dict[str, int]:
+    def place_rest(self, whole_logs: bool, is_others: bool = False) -> dict[str, int]:
         """Metrics and logs, a file at a time; how many of each. What an earlier pull has left of logs, and
-        nothing replaces, goes if these are of all hosts; else it may be that of the one that is missing."""
+        nothing replaces, goes if these are of all hosts; else it may be that of the one that is missing. What
+        it has left of another run goes where something has come in its place."""
         with writing(self.folder):
             if not whole_logs:
                 self._keep_earlier_events()
-            placed = {source.name: self._place(source) for source in (self.metrics, self.logs)}
-            for path in (self.folder / LOGS).iterdir() if whole_logs else ():
-                if LOG_FILE.fullmatch(path.name) and path.name not in placed[LOGS]:
-                    path.unlink()
-        return {name: len(files) for name, files in placed.items()}
+            for source, name in ((self.metrics, METRICS_FILE), (self.logs, LOG_FILE)):
+                come = self._come(source)
+                if (is_others and come) or (whole_logs and source is self.logs):
+                    self._remove_others(source.name, name, come)
+            return {source.name: self._place(source) for source in (self.metrics, self.logs)}
 
     def _keep_earlier_events(self) -> None:
         """Those that an earlier pull has brought of hosts of which none have come now stay, between the new
@@ -164,13 +188,22 @@ class PullFolder:
             file.writelines(e.line for e in heapq.merge(events_in(new), earlier, key=lambda e: e.time))
         both.replace(new)
 
-    def _place(self, source: Path) -> set[str]:
+    def _come(self, source: Path) -> set[str]:
+        return {path.name for path in source.iterdir() if path.suffix != ".part"}
+
+    def _remove_others(self, kind: str, name: re.Pattern[str], come: set[str]) -> None:
+        """Files of this kind with such a name, but for those that are about to be replaced."""
+        for path in (self.folder / kind).glob("*"):
+            if name.fullmatch(path.name) and path.name not in come:
+                path.unlink()
+
+    def _place(self, source: Path) -> int:
         target = self.folder / source.name
         target.mkdir(exist_ok=True)
-        names = {path.name for path in source.iterdir() if path.suffix != ".part"}
+        names = self._come(source)
         for name in names:
             (source / name).replace(target / name)
-        return names
+        return len(names)
 
     def close(self, keep_model: bool) -> None:
         """All that came has its place; but for a model of which a part came, if there is one."""

@@ -106,22 +106,29 @@ def bring(heard: Heard, to: PullFolder, step: int | None) -> None:
     whole_logs = bring_logs(heard, to)
     if heard.no_room and model is None and not to.has_come():
         raise fetch.NotHere(f"{to.folder}: there is no room for run {heard.found.run}")
+    is_others = to.has_another(heard.found.run)
+    to.begin_placing()
     if model is not None:
         of, copy = model
         part = to.model_part(copy.sha256)
         to.place_model(part if part.exists() else None, pull.model_json(heard.found.run, of, copy))
         epoch = "" if of.epoch is None else f", epoch {of.epoch}"
         print(f"model.pt: step {of.step}{epoch}, {text.size(copy.bytes)} from {copy.host}, checksum right")
-    for name, number in to.place_rest(whole_logs).items():
+    for name, number in to.place_rest(whole_logs, is_others).items():
         print(f"{name}: {text.count(number, 'file')}")
     to.close(keep_model=model is None and heard.code != 0)
 
 
 def bring_model(heard: Heard, to: PullFolder, step: int | None) -> Model | None:
     """The newest model that a host has whole, in `to`; None if there is none, and why is told."""
-    for _ in range(ROUNDS):
+    for rounds_left in reversed(range(ROUNDS)):
         known = heard.checkpoints()
         possible = pull.candidates(known, step)
+        if known and not possible and not heard.found.is_over and rounds_left:
+            heard.ask()  # where it goes on, each host may have removed what another was still asked about
+            continue
+        if not possible and step is None:  # a host may have lost what it had finished
+            possible = pull.best_first(known)
         gone = False
         for of in possible:
             try:
@@ -134,9 +141,7 @@ def bring_model(heard: Heard, to: PullFolder, step: int | None) -> Model | None:
                 if of.complete is False:
                     note(f"the checkpoint of step {of.step} is not complete; its model is")
                 return of, copy
-        # Where it goes on, each host may have removed by now what another was still asked about.
-        in_between = bool(known) and not possible and not heard.found.is_over
-        if not (gone or in_between):
+        if not gone:
             break
         heard.ask()
     if possible:

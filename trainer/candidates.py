@@ -18,6 +18,7 @@ WORDS = {DAMAGED: "", UNFINISHED: "it was not finished", ABSENT: "its part is no
 SAVED_APART = "its part was saved beside another model.pt"
 NOWHERE = "its model.pt is on none of these hosts"
 
+PARTS = "parts_sha256"  # in a manifest: the checksums of all ranks' parts, by rank
 WORLD, STEPS = "--world-size", "steps in all"
 BY_WORLD = (WORLD, STEPS)
 """What another number of ranks changes in the description of a run."""
@@ -63,6 +64,7 @@ class Look(NamedTuple):
     is_own: bool = False  # an earlier attempt of this very run saved it
     has_manifest: bool = False  # of any rank
     has_model: bool = False  # a manifest here lists model.pt
+    sha256: str = ""  # of an unfinished part, where somebody has a manifest
 
 
 def newest_first(found: Mapping[Key, Collection[int]]) -> list[Key]:
@@ -97,12 +99,20 @@ def verdict(key: Key, looks: Sequence[Look], is_later: bool) -> str:
 
 
 def corrected(looks: Sequence[Look], ranks: Collection[int]) -> list[Look]:
-    """What the ranks have found, now that it is known which of them have a manifest on any host. Such a rank
-    has finished its part elsewhere, and what is begun on its host now is of another attempt."""
+    """What the ranks have found, now that it is known which of them have written their part elsewhere: those
+    with a manifest on another host, and strangers. What is begun on their host now is of another attempt."""
     return [
         look._replace(kind=ABSENT) if look.kind == UNFINISHED and rank in ranks else look
         for rank, look in enumerate(looks)
     ]
+
+
+def strangers(looks: Sequence[Look], manifest: Mapping[str, Any]) -> list[int]:
+    """The ranks whose unfinished part is not the one that they wrote of the checkpoint of this manifest.
+    A manifest from before parts were listed tells of none."""
+    listed = manifest.get(PARTS)
+    told = enumerate(zip(looks, listed, strict=False)) if isinstance(listed, list) else ()
+    return [rank for rank, (look, sha256) in told if look.kind == UNFINISHED and look.sha256 != sha256]
 
 
 def without_part(looks: Sequence[Look]) -> list[int]:

@@ -17,6 +17,7 @@ the very checkpoint that they have gone on from: theirs is in `step-00000040.1` 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
@@ -175,9 +176,11 @@ class Checkpoints:
                 about["files"][name] = files.write_packed(place / name, content)
 
         def compare_models() -> str:
-            sums = group.gather_texts(about["files"].get(MODEL, {}).get("sha256", ""), among)
-            about["model_sha256"] = sums[0]
-            return _unequal(sums)
+            own = [about["files"].get(name, {}).get("sha256", "") for name in (MODEL, self._own)]
+            told = [json.loads(text) for text in group.gather_texts(json.dumps(own), among)]
+            models = [model for model, _ in told]
+            about["model_sha256"], about[candidates.PARTS] = models[0], [part for _, part in told]
+            return _unequal(models)
 
         def write_manifest() -> None:
             sealed = json.dumps(files.sealed(about), indent=1)
@@ -203,7 +206,8 @@ class Checkpoints:
 
     def _try_to_write(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        probe = self.folder / f"probe-{self._rank}"
+        files.remove_probes(self.folder, self._rank, self._world)
+        probe = self.folder / files.probe_name(self._rank)
         files.write(probe, b"")
         probe.unlink()
         for numbers in files.places_in(self.folder):
@@ -279,7 +283,7 @@ class Checkpoints:
         have a manifest on some host."""
         own, look = self._look(folder, key)
         told = [Look(*json.loads(text)) for text in group.gather_texts(json.dumps(look))]
-        looks = candidates.corrected(told, ranks)
+        looks = candidates.corrected(told, {*ranks, *self._strangers(folder, key, told)})
         verdict = candidates.verdict(key, looks, self._is_later)
         if verdict == candidates.UNUSABLE:
             return None, candidates.problem(key, looks), candidates.is_lost(looks)
@@ -322,7 +326,9 @@ class Checkpoints:
         path = place / self._own
         try:
             if not (place / self._manifest).exists():
-                return None, Look(UNFINISHED if path.exists() else ABSENT)
+                if not path.exists():
+                    return None, Look(ABSENT)
+                return None, Look(UNFINISHED, sha256=files.checksum_of(path) if key.is_told else "")
             manifest = files.read_manifest(place / self._manifest, key.step)
             if candidates.difference(manifest, self._run):
                 return None, Look(ABSENT)
@@ -335,6 +341,16 @@ class Checkpoints:
         if manifest.get("written_by") != self._writer:
             _warn(f"step {key.step} was saved by another version of the trainer or of torch: bits may differ")
         return own, Look(WHOLE)
+
+    def _strangers(self, folder: Path, key: Key, looks: Sequence[Look]) -> set[int]:
+        """The ranks whose host has a part that an interrupted save has left, of another one than this."""
+        if all(look.kind != UNFINISHED for look in looks):
+            return set()
+        here: set[int] = set()
+        with contextlib.suppress(OSError):  # this rank's look has told
+            for manifest in _manifests_of(key, place_of(folder, *key.place)):
+                here.update(candidates.strangers(looks, manifest))
+        return {rank for text in group.gather_texts(json.dumps(sorted(here))) for rank in json.loads(text)}
 
     def _model(
         self, folder: Path, key: Key, looks: Sequence[Look]

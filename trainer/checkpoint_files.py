@@ -115,6 +115,19 @@ def is_temporary(path: Path) -> bool:
     return found is not None and ours
 
 
+def probe_name(rank: int) -> str:
+    return f"probe-{rank}"
+
+
+def remove_probes(folder: Path, rank: int, world: int) -> None:
+    """Take out what an earlier attempt's rank of this number, or one that there is none of now, was about to
+    write to see whether it could. Those of other ranks may be at it in this moment."""
+    for path in folder.glob(f"probe-*{TEMPORARY}"):
+        found = re.fullmatch(rf"probe-(\d{{1,9}})\.\d+-\d+{re.escape(TEMPORARY)}", path.name)
+        if found and (int(found[1]) == rank or int(found[1]) >= world):
+            path.unlink(missing_ok=True)
+
+
 def write(path: Path, raw: bytes) -> None:
     with replacing(path) as file:
         file.write(raw)
@@ -225,6 +238,14 @@ def read(path: Path, manifest: Mapping[str, Any], most_bytes: int) -> dict[str, 
     if hashlib.sha256(raw).hexdigest() != sha256:
         raise Damaged(f"{path} has not the checksum that it had when it was written")
     return unpacked(raw, path, most_bytes)
+
+
+def checksum_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def unpacked(raw: bytes, path: Path, most_bytes: int) -> dict[str, Any]:

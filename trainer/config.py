@@ -58,6 +58,7 @@ class Config:
     run: str = ""  # ringctl's name for all of this; "" by hand
     attempt: int = 1  # to do it, from 1; ringctl counts
     host: str = ""  # ringctl's name for where this rank is; "" by hand
+    first_world: int | None = None  # how many ranks the first attempt had; None: as many as this one
     check: str = ""  # only look: at "options", or at "all", which includes the data
 
 
@@ -103,6 +104,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
     options["run"] = environ.get("RINGCTL_RUN", "")
     options["host"] = environ.get("RINGCTL_HOST", "")
     options["attempt"] = _variable(environ, "RINGCTL_ATTEMPT", whole(1)) or DEFAULTS.attempt
+    options["first_world"] = _variable(environ, "RINGCTL_FIRST_WORLD", whole(1))
     return Config(**options)
 
 

@@ -3,7 +3,7 @@
     time            seconds since 1970
     step, steps     steps done, and planned in all
     epoch, epochs   the one that is running, from 1, and how many there will be
-    loss            mean over the steps since the last record; null if it is not a number
+    loss            mean over the steps since the last record; null if it is not a number, or of no step
     samples_per_s   of this rank
     step_ms         mean time of a step
     comm_ms         mean time of a step spent waiting for the mean gradient after the own one was ready, for
@@ -67,7 +67,7 @@ class Span:
 
     def record(self) -> dict[str, object]:
         steps = self.steps or 1
-        loss = self.loss_sum / (self.losses or 1)
+        loss = self.loss_sum / self.losses if self.losses else math.nan
         return {
             "loss": round(loss, 6) if math.isfinite(loss) else None,
             "samples_per_s": round(self.samples_per_s, 1),

@@ -79,9 +79,12 @@ def train_on(dataset: Dataset, config: Config) -> nn.Module:
     say(introduction(config, dataset, epochs, steps))
     strategy = sync.create(model, flat, config)
     try:
-        state = State(model, SGD(flat, config.momentum), strategy, metrics, group.world())
+        first_world = config.first_world or group.world()
+        state = State(model, SGD(flat, config.momentum), strategy, metrics, first_world)
         if config.resume != "never" or (config.checkpoint_every and config.attempt > 1):
             go_on(state, checkpoints, dataset, config)
+        elif state.lr_scale != 1:
+            say(f"this run starts at its first step{rate_told(state)}")
         with saving(checkpoints, config) as saver:
             train_from(state, saver, dataset, config)
     finally:
@@ -97,7 +100,8 @@ def go_on(state: State, checkpoints: Checkpoints, dataset: Dataset, config: Conf
     if part is None and config.resume != "never":
         part = checkpoints.newest(config.resume)
     if part is None:
-        say(f"no checkpoint in {checkpoints.folder} to go on from: this run starts at its first step")
+        where = f"no checkpoint in {checkpoints.folder} to go on from: this run starts at its first step"
+        say(f"{where}{rate_told(state)}")
         return
     if state.strategy.settles:
         order = data.training_order(len(dataset.train), config.seed, 0, group.rank(), group.world())
@@ -169,6 +173,11 @@ def where_it_goes_on(state: State, part: Part) -> str:
         f"{done}; what rank {ranks} alone knew (random numbers, error feedback) is lost and begins afresh: "
         "bits may differ"
     )
+
+
+def rate_told(state: State) -> str:
+    """The end of the line that says where it begins, if its first attempt had another number of ranks."""
+    return "" if state.lr_scale == 1 else f", with {state.lr_scale:.4g} times --lr"
 
 
 def train_from(state: State, saver: Saver, dataset: Dataset, config: Config) -> None:
@@ -277,15 +286,16 @@ def evaluate(model: nn.Module, images: Images) -> float:
 def report_epoch(metrics: Metrics, accuracy: float) -> None:
     """Print how the epoch went, over all ranks; end the training if it went nowhere."""
     epoch = metrics.this_epoch
-    sums = torch.tensor([epoch.loss_sum, epoch.losses or 1, epoch.samples_per_s], dtype=torch.float64)
+    sums = torch.tensor([epoch.loss_sum, epoch.losses, epoch.samples_per_s], dtype=torch.float64)
     group.add_over_ranks(sums)
-    loss_sum, steps, samples_per_s = sums.tolist()
-    loss = loss_sum / steps
+    loss_sum, losses, samples_per_s = sums.tolist()
+    loss = loss_sum / losses if losses else None  # None: nothing was left to train
+    shown = "-" if loss is None else f"{loss:.3f}"
     say(
-        f"epoch {metrics.epoch}/{metrics.epochs}  loss {loss:.3f}  accuracy {100 * accuracy:.1f} %  "
+        f"epoch {metrics.epoch}/{metrics.epochs}  loss {shown}  accuracy {100 * accuracy:.1f} %  "
         f"{samples_per_s:,.0f} samples/s  communication {100 * epoch.comm_share:.0f} %"
     )
-    if not math.isfinite(loss):
+    if loss is not None and not math.isfinite(loss):
         raise TrainerError(f"the loss became {loss} in epoch {metrics.epoch}: try a smaller --lr")
 
 

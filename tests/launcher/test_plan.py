@@ -111,6 +111,13 @@ def test_each_rank_is_told_its_place_and_all_the_same_meeting_point(inventory: I
     assert len(set(seen)) == plan.world, "each rank has a metrics file of its own"
 
 
+def test_each_rank_is_told_how_many_ranks_the_first_attempt_had() -> None:
+    for full_world, expected in ((None, "2"), (4, "4")):
+        options = replace(OPTIONS, world=2, full_world=full_world)
+        (host,) = plan_for(Host("a", local=True, slots=2), options=options).hosts
+        assert {rank.env["RINGCTL_FIRST_WORLD"] for rank in host.ranks} == {expected}
+
+
 def test_the_cores_of_a_host_are_divided_among_its_ranks() -> None:
     (host,) = plan_for(Host("a", local=True, slots=3), cores=8).hosts
     assert {rank.env["OMP_NUM_THREADS"] for rank in host.ranks} == {"2"}

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from launcher import cli_pull, fetch, kit, pull, pulling, runs
+from launcher import cli_pull, fetch, hostfiles, kit, pull, pulling, runs
 from launcher.agent import Agent, agents_for
 from launcher.errors import HostError, InputError, RingctlError
 from launcher.follow import follow
@@ -163,6 +163,74 @@ def test_a_folder_with_something_in_it_is_refused_and_force_replaces_only_what_i
     ]  # fmt: skip
     (tmp_path / "file").write_text("")
     assert ringctl("pull", run, str(tmp_path / "file"), code=2).stderr.count("Traceback") == 0
+
+
+def test_what_an_earlier_pull_has_put_there_of_another_run_gives_way(tmp_path: Path) -> None:
+    three, one, folder = saved("2", world=3), saved("4", world=1), tmp_path / "folder"
+    ringctl("pull", three, str(folder))
+    for name in ("mine.jsonl", "rank-7-attempt-1.jsonl"):
+        (folder / "metrics" / name).write_text("")
+    ringctl("pull", three, str(folder), "--force")
+    assert len(os.listdir(folder / "metrics")) == 5, (
+        "of the same run, they may be of a host that has lost them"
+    )
+    ringctl("pull", one, str(folder), "--force")
+    assert sorted(os.listdir(folder / "metrics")) == ["mine.jsonl", "rank-0-attempt-1.jsonl"]
+    assert sorted(os.listdir(folder / "logs")) == ["events.jsonl", "rank0.out.log"]
+
+
+def test_whose_files_are_there_is_known_by_the_log_or_else_by_the_model(tmp_path: Path) -> None:
+    to = PullFolder(tmp_path)
+    assert not to.has_another("a")
+    for text, expected in (('{"run": "a"}', False), ('{"run": "b"}', True), ("[]", False), ("{", False)):
+        (tmp_path / "checkpoint.json").write_text(text)
+        assert to.has_another("a") is expected
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "events.jsonl").write_text('odd\n{"time": 1, "run": "a", "host": "h"}\n')
+    assert (to.has_another("a"), to.has_another("b")) == (False, True)
+
+
+def test_a_pull_that_is_interrupted_while_it_puts_things_in_their_places_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, folder = saved("2,4"), tmp_path / "folder"
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    to = PullFolder(folder)
+    with monkeypatch.context() as patch, heard_of(run) as heard, to.open():
+        patch.setattr(PullFolder, "place_rest", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pulling.bring(heard, to, None)
+    assert sorted(os.listdir(folder)) == ["checkpoint.json", "model.pt", "pull.part"]
+    ringctl("pull", run, str(folder))
+    assert sorted(os.listdir(folder)) == ["checkpoint.json", "logs", "metrics", "model.pt"]
+    assert "not empty" in ringctl("pull", run, str(folder), code=2).stderr
+
+
+def test_after_a_power_cut_a_model_is_not_beside_what_another_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to, calls = PullFolder(tmp_path), []
+    real_fsync, real_replace = os.fsync, os.replace
+
+    def fsync(descriptor: int) -> None:
+        calls.append("synced " + os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        real_fsync(descriptor)
+
+    def replaced(source: Any, target: Any) -> None:
+        calls.append("replaced " + Path(target).name)
+        real_replace(source, target)
+
+    with to.open():
+        (model := to.model_part("0")).touch()
+        monkeypatch.setattr(os, "fsync", fsync)
+        monkeypatch.setattr(os, "replace", replaced)
+        to.place_model(model, {"run": "a"})
+    folder = f"synced {tmp_path.name}"
+    model_there, about_there = "replaced model.pt", "replaced checkpoint.json"
+    assert calls == ["synced checkpoint.json", folder, model_there, folder, about_there, folder]
 
 
 def modes_below(folder: Path) -> set[tuple[bool, int]]:
@@ -483,6 +551,12 @@ def test_of_two_with_the_number_of_a_step_the_one_that_is_furthest_is_the_newest
         assert [of.turn for of in pull.candidates(known, step)] == [1, 0]
 
 
+def test_of_two_with_the_number_of_a_step_one_that_was_finished_is_taken_before_a_later_one() -> None:
+    whole, begun = on_host(4, 0, 1), on_host(4, 0, turn=1)
+    known = pull.checkpoints({"a": host_with(whole, begun)}, True)
+    assert [of.turn for of in pull.candidates(known, 4)] == [0, 1]
+
+
 def test_a_model_comes_out_of_the_folder_of_a_later_turn(tmp_path: Path) -> None:
     run = saved("2,4", world=1)
     step_folder(run, 4).rename(step_folder(run, 2).with_name("step-00000002.1"))
@@ -519,10 +593,24 @@ def test_damage_that_can_be_seen_is_told(tmp_path: Path) -> None:
         "localhost: rank 0: rank-0.pt has 0 bytes of 3",
         "localhost: rank 1: rank-1.json is damaged",
     ]
-    assert "no checkpoint is complete (step 2, 4)" in ringctl("pull", run, str(tmp_path / "new")).stderr
-    done = ringctl("pull", run, str(tmp_path / "four"), "--step", "4")
-    assert "the checkpoint of step 4 is not complete; its model is" in done.stderr
-    assert (tmp_path / "four" / "model.pt").read_bytes() == model_of(4)
+    for name, *step in (("new",), ("four", "--step", "4")):
+        done = ringctl("pull", run, str(tmp_path / name), *step)
+        assert "the checkpoint of step 4 is not complete; its model is" in done.stderr
+        assert (tmp_path / name / "model.pt").read_bytes() == model_of(4)
+    for four_or_two in (2, 4):
+        (step_folder(run, four_or_two) / "rank-0.json").unlink()
+    done = ringctl("pull", run, str(tmp_path / "none"))
+    assert "no checkpoint is complete (step 2, 4): no model is pulled" in done.stderr
+
+
+def test_a_number_in_a_manifest_that_is_none_is_damage(tmp_path: Path) -> None:
+    file = {"bytes": 3, "sha256": "0" * 64}
+    about = {"version": 1, "step": 2, "epoch": 1, "rank": 0, "run": {}, "files": {"model.pt": file}}
+    path = tmp_path / "rank-0.json"
+    for number, is_read in ((3, True), (float("inf"), False), (float("nan"), False)):
+        file["bytes"] = number
+        path.write_text(json.dumps(about))
+        assert (hostfiles.manifest_in(str(path), 2, 0) is not None) is is_read
 
 
 def test_a_rank_has_the_metrics_that_its_own_host_has_of_it() -> None:

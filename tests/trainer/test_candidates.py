@@ -89,6 +89,12 @@ def test_a_part_that_was_begun_here_is_not_on_its_host_if_the_rank_has_a_manifes
     assert candidates.verdict(Key(4, 8), candidates.corrected(begun, []), is_later=True) == UNUSABLE
 
 
+def test_what_an_interrupted_save_has_left_is_known_by_its_checksum() -> None:
+    begun = [OURS, Look(UNFINISHED, sha256="left"), Look(UNFINISHED, sha256="c")]
+    assert candidates.strangers(begun, {"parts_sha256": ["a", "b", "c"]}) == [1]
+    assert candidates.strangers(begun, {}) == [], "one from before they were listed"
+
+
 @pytest.mark.parametrize(
     ("is_resized", "is_own", "is_later"), [(True, True, False), (True, False, True), (False, True, True)]
 )

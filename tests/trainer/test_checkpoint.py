@@ -583,6 +583,20 @@ def test_what_earlier_attempts_were_about_to_write_goes_and_nothing_else(folder:
     assert sorted(path.name for path in place.iterdir()) == sorted([*whole, *mine])
 
 
+def test_a_probe_that_an_earlier_attempt_was_killed_at_goes_and_that_of_another_rank_stays(
+    tmp_path: Path,
+) -> None:
+    hosts = [tmp_path / "a", tmp_path / "b"]
+    hosts[0].mkdir()
+    for name in (*(f"probe-{rank}.{rank}-4711{TEMPORARY}" for rank in range(3)), "probe-9.notes"):
+        (hosts[0] / name).touch()
+    together(2, tmp_path, lambda rank: opened(hosts[rank]).prepare())
+    assert sorted(path.name for path in hosts[0].iterdir()) == [
+        "probe-1.1-4711.tmp",
+        "probe-9.notes",
+    ]
+
+
 def test_looking_whether_a_folder_can_be_written_leaves_nothing_there(tmp_path: Path) -> None:
     opened(tmp_path / "a" / "b").prepare()
     assert not list((tmp_path / "a" / "b").iterdir())
@@ -947,6 +961,31 @@ def test_a_host_that_comes_back_with_a_model_that_was_never_finished_gives_way_t
     together(3, tmp_path, first)
     assert all(together(later["--world-size"], tmp_path, then))
     assert together(3, tmp_path, at_last) == [(1, None), (1, 2.0), (1, None)]
+
+
+def test_what_an_interrupted_save_has_left_does_not_hide_the_one_that_was_finished_since(
+    tmp_path: Path,
+) -> None:
+    """Nobody on b and d got to a manifest. Then b and c were through with that step; now d is back for c."""
+
+    def first(rank: int) -> None:
+        place = tmp_path / "bd"[rank]
+        save(of_attempt(1, place, "bd", **TWO), 6, weight=1.0)
+        (place / "step-00000006" / f"rank-{rank}.json").unlink()
+
+    def then(rank: int) -> bool:
+        shared = {"model": {"weight": torch.ones(2)}}
+        own = {"random": torch.ones(rank + 1), "metrics": {"step": 6}}
+        return of_attempt(2, tmp_path / "bc"[rank], "bc", **TWO).save(6, 1, shared, own)
+
+    def at_last(rank: int) -> tuple[int, int, tuple[int, ...]]:
+        part = of_attempt(3, tmp_path / "bd"[rank], "bd", **TWO).newest("auto")
+        assert part is not None
+        return part.step, part.sender, part.afresh
+
+    together(2, tmp_path, first)
+    assert together(2, tmp_path, then) == [True, True]
+    assert together(2, tmp_path, at_last) == [(6, 0, (1,))] * 2
 
 
 def test_hosts_agree_on_a_folder_that_none_of_them_has_a_finished_checkpoint_in(tmp_path: Path) -> None:

@@ -94,6 +94,10 @@ BAD_VARIABLES = [
     ),
     ({"RANK": "4"}, "rank 4 is outside the 4 ranks 0 to 3"),
     ({"MASTER_ADDR": ""}, "rank 1 does not know where the 4 ranks meet"),
+    (
+        {"RINGCTL_FIRST_WORLD": "0"},
+        "the environment variable RINGCTL_FIRST_WORLD must be a whole number from 1 on, not '0'",
+    ),
     ({"MASTER_PORT": "65536"}, "the environment variable MASTER_PORT must be a whole number from 1 to 65535"),
 ]
 

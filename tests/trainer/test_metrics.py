@@ -92,6 +92,18 @@ def test_a_loss_that_is_no_number_is_null_so_that_every_line_is_json(tmp_path: P
     assert "NaN" not in path.read_text()
 
 
+def test_where_nothing_was_trained_there_is_no_loss(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    rank = Metrics(str(path), steps=4, epochs=1)
+    rank.load_state_dict(
+        {"step": 4, "epoch": 1, "bytes_sent": 0, "skipped": 0, "whole_run": {}, "this_epoch": {"steps": 4}}
+    )
+    rank.epoch_begins()
+    rank.epoch_done(0.9)
+    rank.run_done(0.9, "abc")
+    assert [record["loss"] for record in records(path)] == [None, None]
+
+
 def test_a_step_that_was_left_out_has_no_part_in_the_mean_loss_and_is_counted(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     rank = Metrics(str(path), steps=3, epochs=1)

@@ -656,6 +656,25 @@ def test_a_run_goes_on_with_fewer_ranks_and_then_with_more(tmp_path: Path, small
     # What all had at the end is what another number of ranks begins with.
     again = trained(2, tmp_path, *options, env=on_hosts(tmp_path, "cb", 4))
     assert ends(again) == ends(outcomes)
+    assert "epoch 4/4  loss -  accuracy" in again[0].out
+    assert again[0].last["loss"] is None
     for outcome in trained(2, tmp_path, *options, env=on_hosts(tmp_path, "cb", 1)):
         assert outcome.exit_code == 2
         assert "the checkpoint of step 16 was made with --world-size 3, not 2" in outcome.err
+
+
+@pytest.mark.usefixtures("_rates_are_told")
+@pytest.mark.parametrize("every", ["3", "0"])
+def test_a_run_with_fewer_ranks_than_at_first_has_their_rate_also_if_it_starts_at_its_first_step(
+    every: str, tmp_path: Path, small: str
+) -> None:
+    options = ["--data", small, "--model", "restless", "--batch-size", "4", "--lr", "0.1", "--steps", "4"]
+
+    def environ(rank: int) -> dict[str, str]:
+        return {**on_hosts(tmp_path, "ab", 2)(rank), "RINGCTL_FIRST_WORLD": "4"}
+
+    out = trained(2, tmp_path, *options, "--checkpoint-every", every, env=environ)[0].out
+    assert "this run starts at its first step, with 0.5 times --lr\n" in out
+    assert "lr 0.05\n" in out
+    for place in tmp_path.glob("a/step-*"):
+        assert torch.load(place / "model.pt", weights_only=True)["first_world"] == 4
