@@ -59,6 +59,7 @@ def see_through(
                 break
             if fold.was_stopped(outcome.state.ranks):  # on another machine: here nobody was told
                 screen.note("somebody has stopped the run: it is not started again")
+                give_slots_back(plan, agents, outcome.since)
                 break
             took_over = False
             book.note(failure=failure)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -44,7 +45,7 @@ from launcher.cli_shared import (
     show_status,
     web_option,
 )
-from launcher.errors import HostError, InputError, RingctlError
+from launcher.errors import NO_THREAD, HostError, InputError, RingctlError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,6 +66,7 @@ def main() -> None:
     if home := os.environ.get("RINGCTL_HOME"):
         # Supervisors and ranks run in folders of their own, where a relative path would mean another one.
         os.environ["RINGCTL_HOME"] = os.path.abspath(home)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would keep us from waiting for a child
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started us
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for as long as we live
@@ -75,6 +77,13 @@ def main() -> None:
         print(f"error: {refusal(error)}", file=sys.stderr)
         if error.errno == errno.ENOSPC:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still buffered
+        code = 1
+    except RuntimeError as error:
+        if str(error) != NO_THREAD:
+            raise
+        print(
+            "error: this machine cannot start another thread; a run that was started goes on", file=sys.stderr
+        )
         code = 1
     except click.exceptions.Abort:
         code = 130

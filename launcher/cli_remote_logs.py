@@ -220,7 +220,8 @@ def numbers(there: Client, key: str | int, told: Sequence[Any]) -> list[int]:
 
 def event_of(told: dict[str, Any]) -> Event:
     rest = {key: value for key, value in told.items() if key not in {"id", *Event._fields}}
-    data = told.get("data", rest)  # the record itself, where it has names that are taken
+    whole = told.get("data")  # the record itself, where it has names that are taken
+    data = whole if isinstance(whole, dict) else rest
     head = {key: told[key] for key in ("kind", "time", "run", "attempt", "host", "rank")}
     return Event(**head, data=data)
 

@@ -156,10 +156,11 @@ def ended_outside(state: RunState, away: Mapping[str, str]) -> Cause | None:
 
 
 def lonely_leader(state: RunState, missed: Mapping[str, str]) -> str:
-    """The host of rank 0, if it was cut off itself; "" if not. It hears all others, and they hear only it, so
-    then it misses one of them, and others than that one miss it. `missed` is whom each host did."""
+    """The host of rank 0, if it was cut off itself; "" if not. It hears all others, and they hear only it:
+    who misses another than it had heard it. `missed` is whom each host did."""
     leader = state.ranks[min(state.ranks)].host
-    return leader if any(who == leader and host != missed.get(leader) for host, who in missed.items()) else ""
+    others = {host: who for host, who in missed.items() if host != leader}
+    return leader if len(others) > 1 and set(others.values()) == {leader} else ""
 
 
 def either(state: RunState, missed: Mapping[str, str]) -> str:

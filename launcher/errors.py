@@ -12,6 +12,8 @@ Each message says what happened, where, and (`fix`) what to do next.
 
 from __future__ import annotations
 
+NO_THREAD = "can't start new thread"  # Python's words, in a RuntimeError
+
 
 class RingctlError(Exception):
     """The root: shown as one message without a traceback, then the process exits with `exit_code`."""

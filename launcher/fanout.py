@@ -58,8 +58,13 @@ def at_once(todo: list[K], work: Callable[[K], R]) -> Iterable[tuple[K, R]]:
             except BaseException as error:  # raised again where it is waited for
                 finished.put(error)
 
-    for _ in range(min(AT_ONCE, len(todo))):
-        Thread(target=worker, daemon=True).start()
+    for number in range(min(AT_ONCE, len(todo))):
+        try:
+            Thread(target=worker, daemon=True).start()
+        except RuntimeError:  # no more are to be had: those that there are do it all
+            if not number:
+                raise
+            break
     failed: BaseException | None = None
     try:
         for _ in todo:

@@ -162,9 +162,11 @@ class Decoder:
 
     def _take_many(self, lines: bytes, piece: Piece) -> None:
         """In one go; or, if one of them is none, those that come before it."""
+        clock = self.clock_offset, dict(self._said)
         try:
             self._take_decoded(many_events, lines, piece)
         except NOT_AS_AGREED:
+            self.clock_offset, self._said = clock
             for line in lines.splitlines(keepends=True):
                 if line.isspace():
                     break
@@ -376,6 +378,11 @@ class Update:
     def unheard(self) -> dict[str, str]:
         """Both of them, with a sentence for each that names it."""
         return {**self.away, **{host: f"{host}: {why}" for host, why in self.lost.items()}}
+
+    @property
+    def ended_early(self) -> set[str]:
+        """Those of them whose log was read to its end, as far as that got before its supervisor was gone."""
+        return {host for host, why in self.lost.items() if why == GONE} - self.away.keys()
 
 
 class Clock:

@@ -7,7 +7,6 @@ import json
 import os
 import time
 
-from launcher.hostcode import remove_half
 from launcher.hostdisk import (
     LOCK_S,
     ROOM_BYTES,
@@ -46,7 +45,6 @@ def close_books(folder: str, reason: str, left: Sequence[dict[str, Any]] = (), u
         state = read_json(os.path.join(folder, "state.json"))
         if state is None or not is_state(state) or state["state"] in FINAL or alive(state["hostd"]):
             return  # the last: of a later attempt, which began this moment
-        remove_half(folder)
         asked = stop_word(folder, int(state["attempt"]))
         wanted = asked.get("reason", "stopped") if asked else reason  # on a full disk there is no word
         stopped = wanted == "stopped"

@@ -278,7 +278,10 @@ def session_of(pid: int) -> int | None:
 
 def has_ended(child: int) -> bool:
     """Whether a child has, without reaping it: until then its number, and its group's, are nobody else's."""
-    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+    try:
+        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+    except ChildProcessError:  # somebody else has reaped it
+        return True
 
 
 def catches(pid: int, number: int) -> bool:

@@ -7,6 +7,7 @@ import signal
 import time
 
 from launcher.hostbooks import REPLACED, close_books
+from launcher.hostcode import remove_half
 from launcher.hostdisk import remove_leftovers
 from launcher.hostproc import (
     Carriers,
@@ -85,6 +86,7 @@ def command_stop(request: dict[str, Any]) -> dict[str, Any]:
     else:
         below += [identity(pid) for pid in in_sessions(before)]
         left = kill_all(sought.look, 5.0, LOOKS, sought.saw_all)
+        remove_half(folder)
     below += before.get("left", ())
     kill_all(lambda: (int(who["pid"]) for who in below if alive(who) and is_ours(int(who["pid"]))), 5.0)
     still = [who for who in below if alive(who)]  # such as what was made another user's

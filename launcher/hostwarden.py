@@ -20,6 +20,7 @@ import time
 
 from launcher.hostanswer import Refused
 from launcher.hostbooks import close_books, log_last_words
+from launcher.hostcode import remove_half
 from launcher.hostdisk import NO_ROOM, keep_room, keep_room_for_word, open_own, write_all
 from launcher.hostprefork import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl, raise_open_files
 from launcher.hostproc import identity, kill_below, send
@@ -107,6 +108,7 @@ def be_warden(folder: str, plan: dict[str, Any], answer: int, lock: int) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     unwritten = 0
     if status:
+        remove_half(folder)
         unwritten = log_all_words(folder, int(plan["attempt"]), ranks)
     while status and not books_closed(folder, left, unwritten):  # else hostd did it, or whoever has ended it
         time.sleep(HEARTBEAT_S)  # a full disk: as soon as there is room

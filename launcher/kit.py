@@ -56,13 +56,15 @@ MISSING = b"--ringctl-missing--\n"
 # Imported rather than run as a script, so that Python keeps its compiled form. These lines are read by
 # whatever Python a host has, so they are such that a very old one can still say that it is. A kit of which
 # a part is gone, empty, cut short or garbled counts as missing. The standard library comes first: on this
-# machine the folder is one that anything may be installed in.
+# machine the folder is one that anything may be installed in. Whoever started us may
+# have had SIGCHLD ignored: then nobody could wait for a child.
 OLD = b"--ringctl-old--"
 PROGRAM = """
-import os, sys
+import os, signal, sys
 if sys.version_info < (3, 8):
     sys.stdout.write("--ringctl-old--%d.%d\\n" % tuple(sys.version_info[:2]))
     sys.exit(1)
+signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 folder, sizes = os.path.expanduser(sys.argv.pop(1)), SIZES
 paths = [(os.path.join(folder, name), sizes[name]) for name in sizes]
 whole = all(os.path.isfile(path) and os.path.getsize(path) >= size for path, size in paths)

@@ -230,15 +230,17 @@ def bring_logs(heard: Heard, to: PullFolder) -> bool:
     if not agents:
         return False
     try:
-        _, away = showlogs.save(heard.found, agents, to.logs)
+        _, last = showlogs.save(heard.found, agents, to.logs)
     except fetch.NotHere:
         raise
     except RingctlError as error:  # all of them have refused
         complain(f"there are no logs: {error.message}")
         heard.failed = True
         return False
-    for host, reason in away.items():
-        heard.miss(host, RingctlError(reason))
-    if away:
-        to.drop_logs(set(away))
-    return len(agents) == len(names) and not away
+    missing = last.unheard.keys() - last.ended_early
+    for host, words in showlogs.lacks(last).items():
+        complain(words)
+        heard.away[host] = last.unheard[host]
+    if missing:
+        to.drop_logs(missing)
+    return len(agents) == len(names) and not missing

@@ -297,11 +297,17 @@ def moved_on(state: RunState | None, attempt: int, away: Mapping[str, str]) -> b
 def download(found: Found, agents: Mapping[str, Agent], target: Path, *, attempt: int = 0) -> int:
     """Write DIR/<run>/, and tell whose part of it is missing."""
     with new_folder(target / found.run) as folder:
-        files, away = save(found, agents, folder, attempt=attempt)
-    for reason in away.values():
-        print(f"error: {reason}; its part is missing", file=sys.stderr)
+        files, last = save(found, agents, folder, attempt=attempt)
+    for words in lacks(last).values():
+        print(f"error: {words}", file=sys.stderr)
     print(f"{files} files in {folder}")
-    return HostError.exit_code if away else 0
+    return HostError.exit_code if last.unheard else 0
+
+
+def lacks(last: Update) -> dict[str, str]:
+    """What a log that is over lacks of which host, in a sentence."""
+    ends = dict.fromkeys(last.ended_early, "its log is as far as it got")
+    return {host: f"{why}; {ends.get(host, 'its part is missing')}" for host, why in last.unheard.items()}
 
 
 @contextlib.contextmanager
@@ -332,23 +338,21 @@ def make_folder(folder: Path) -> None:
         raise InputError(f"{folder}: {error.strerror}; name another folder") from None
 
 
-def save(
-    found: Found, agents: Mapping[str, Agent], folder: Path, *, attempt: int = 0
-) -> tuple[int, Mapping[str, str]]:
-    """Write what the hosts have of an attempt: how many files that are, and why a host's part is missing."""
-    away: Mapping[str, str] = {}
+def save(found: Found, agents: Mapping[str, Agent], folder: Path, *, attempt: int = 0) -> tuple[int, Update]:
+    """Write what the hosts have of an attempt: how many files that are, and the last that was heard."""
+    last = Update([], caught_up=False, away={}, lost={})
 
     def pages() -> Iterator[Sequence[Event]]:
-        nonlocal away
+        nonlocal last
         asked = attempt or newest_of(found)
         places = found.rank_hosts_in(asked)
         for update in follow(
             agents, found.run, live=False, attempt=asked, some=bool(attempt), rank_hosts=places
         ):
-            away = update.unheard
+            last = update
             yield update.events
 
-    return write_files(pages(), folder), away
+    return write_files(pages(), folder), last
 
 
 def write_files(pages: Iterable[Sequence[Event]], folder: Path) -> int:

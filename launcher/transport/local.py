@@ -143,10 +143,12 @@ def abandon(process: subprocess.Popen[bytes]) -> None:
     if process.returncode is None:
         send(process.pid, signal.SIGTERM)
         deadline = time.monotonic() + LEAVE_S
-        while not has_ended(process.pid) and time.monotonic() < deadline:
-            time.sleep(0.005)
-        send(process.pid, signal.SIGKILL, group=True)
-        process.wait()
+        try:
+            while not has_ended(process.pid) and time.monotonic() < deadline:
+                time.sleep(0.005)
+        finally:  # also for whoever does not want to wait
+            send(process.pid, signal.SIGKILL, group=True)
+            process.wait()
     close_pipes(process)
 
 

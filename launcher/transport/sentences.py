@@ -10,7 +10,7 @@ from typing import cast
 
 import paramiko
 
-from launcher.errors import HostError, RingctlError
+from launcher.errors import NO_THREAD, HostError, RingctlError
 from launcher.logs import visible
 from launcher.transport.hostkeys import RevokedKey, UnknownKey, fingerprint
 from launcher.transport.identity import Denied
@@ -21,7 +21,6 @@ SEE_LOG = "sudo journalctl -u ssh -n 20  # on its console: its log says why"
 UNREACHED = "switch it on and plug it in, or correct its `address` in the inventory"
 # How paramiko says that what it hears is not the SSH that it knows.
 NOT_OURS = ("Indecipherable", "Incompatible", "Invalid", "Mismatched MAC", "Expecting packet", "Bad packet")
-NO_THREAD = "can't start new thread"  # Python's words
 HUNG_UP = "Error reading SSH protocol banner"  # or that, where time was up before the server said a word
 
 

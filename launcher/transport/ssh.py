@@ -37,7 +37,7 @@ from launcher.transport.connect import (
     open_chain,
 )
 from launcher.transport.hostkeys import UnknownKey
-from launcher.transport.sentences import CONNECT_S, translated
+from launcher.transport.sentences import CONNECT_S, Silence, translated
 
 READ_COMMAND = (
     """/bin/sh -c 'read -r line; eval "$line"'"""  # the same to every shell; `read` takes one line only
@@ -45,6 +45,7 @@ READ_COMMAND = (
 BEGAN = b"--ringctl-shell--\n"  # on stderr: the login shell has come to our line
 WINDOW = 32 << 20  # lets a burst of log lines arrive without waiting for our acknowledgement
 PIECE = 1 << 18
+SEND_S = 60.0  # by then a host has taken a request
 SESSION_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.0)
 
 
@@ -70,7 +71,7 @@ class SshTransport:
         self, argv: Sequence[str], stdin: bytes | None, timeout: float, most: int = MOST_OUTPUT
     ) -> Completed:
         deadline = time.monotonic() + timeout
-        channel = self._execute(argv, stdin or b"")
+        channel = self._execute(argv, stdin or b"", timeout)
         out, err = bytearray(), bytearray()
         try:
             with translated(self.host.name):
@@ -92,7 +93,7 @@ class SshTransport:
         return Completed(channel.exit_status, bytes(out), rest, began or BEGAN in out)
 
     def stream(self, argv: Sequence[str], stdin: bytes, more: bool = False) -> Channel:
-        channel = SshChannel(self.host.name, self._execute(argv, stdin))
+        channel = SshChannel(self.host.name, self._execute(argv, stdin, SEND_S))
         if not more:
             channel.end_input()
         return channel
@@ -131,13 +132,12 @@ class SshTransport:
         connection, self._connection = self._connection, None
         close_chain(connection or False)
 
-    def _execute(self, argv: Sequence[str], stdin: bytes) -> paramiko.Channel:
+    def _execute(self, argv: Sequence[str], stdin: bytes, seconds: float) -> paramiko.Channel:
         """The command, started, with all of its stdin sent."""
         with translated(self.host.name):
             channel = self._shell()
-            channel.settimeout(60.0)
             try:
-                send_all(channel, command_line(argv) + stdin)
+                send_all(channel, command_line(argv) + stdin, seconds)
             except (OSError, EOFError):
                 if not (channel.closed and channel.get_transport().is_active()):
                     close(channel)
@@ -201,8 +201,7 @@ class SshChannel:
 
     def send(self, data: bytes) -> None:
         with translated(self._host):
-            self._channel.settimeout(CONNECT_S)
-            send_all(self._channel, data)
+            send_all(self._channel, data, SEND_S)
 
     def end_input(self) -> None:
         with translated(self._host):
@@ -312,10 +311,18 @@ def after_mark(err: bytes) -> tuple[bool, bytes]:
     return bool(began), rest if began else err
 
 
-def send_all(channel: paramiko.Channel, data: bytes) -> None:
-    """In pieces: paramiko's own copies all that is left for every packet."""
-    for start in range(0, len(data), PIECE):
-        channel.sendall(data[start : start + PIECE])
+def send_all(channel: paramiko.Channel, data: bytes, seconds: float) -> None:
+    """In pieces: paramiko's own copies all that is left for every packet, and gives each its own time."""
+    deadline, sent = time.monotonic() + seconds, 0
+    while sent < len(data):
+        try:
+            channel.settimeout(remaining(deadline))
+            took = channel.send(data[sent : sent + PIECE])
+        except TimeoutError:
+            raise Silence(f"it did not take what it was sent within {seconds:.0f} s") from None
+        if not took:
+            raise OSError("Socket is closed")  # paramiko's words, where it knows in time
+        sent += took
 
 
 def close(channel: paramiko.Channel) -> None:

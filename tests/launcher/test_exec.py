@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from launcher import fanout
+from launcher.errors import NO_THREAD
 from launcher.fanout import fan_out
 from tests.cluster import Cluster
 from tests.launcher.hosts import HOME, Hosts, agents, inventory, left_on, ssh_config
@@ -146,6 +147,19 @@ def test_fanning_out_hears_of_each_as_it_comes_and_leaves_what_is_under_way_when
     assert sorted(heard) == [(1, 1), (2, 4), (3, 9)]
     slow.set()
     assert fan_out(range(4), work) == {0: 0, 1: 1, 2: 4, 3: 9}
+
+
+def test_with_fewer_threads_than_hosts_all_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, begin = [], threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if len(started) == 2:
+            raise RuntimeError(NO_THREAD)
+        started.append(thread)
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert fan_out(range(9), lambda number: number + 1) == {number: number + 1 for number in range(9)}
 
 
 def test_a_bug_is_raised_once_all_others_are_done(monkeypatch: pytest.MonkeyPatch) -> None:

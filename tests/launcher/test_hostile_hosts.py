@@ -960,6 +960,56 @@ def test_of_what_comes_on_stderr_of_a_stream_the_end_is_kept_and_nothing_waits_f
         assert len(said) <= 64 << 10
 
 
+class Drip(paramiko.ServerInterface):
+    """A server that takes what it is told a byte at a time, and is never quiet for long."""
+
+    def __init__(self) -> None:
+        self.threads: list[threading.Thread] = []
+        self.over = threading.Event()
+
+    def check_auth_none(self, username: str) -> int:  # noqa: ARG002 - whoever it is
+        return paramiko.common.AUTH_SUCCESSFUL
+
+    def check_channel_request(self, kind: str, chanid: int) -> int:  # noqa: ARG002 - paramiko names them
+        return paramiko.common.OPEN_SUCCEEDED
+
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:  # noqa: ARG002
+        self.threads.append(threading.Thread(target=self.drip, args=(channel,)))
+        self.threads[-1].start()
+        return True
+
+    def drip(self, channel: Any) -> None:
+        more = paramiko.Message()
+        more.add_byte(paramiko.common.cMSG_CHANNEL_WINDOW_ADJUST)
+        more.add_int(channel.remote_chanid)
+        more.add_int(1)
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            while not self.over.wait(0.1):
+                channel.transport._send_user_message(more)
+
+
+def test_a_server_that_takes_a_byte_now_and_then_is_given_up() -> None:
+    here, there = socket.socketpair()
+    drip = Drip()
+    server, client = paramiko.Transport(there, default_window_size=16), quick_transport(set(), here)
+    try:
+        server.add_server_key(paramiko.RSAKey.generate(2048))
+        server.start_server(server=drip, event=threading.Event())
+        client.start_client(timeout=20.0)
+        client.auth_none("anybody")
+        channel = ssh.open_shell(client)
+        began = time.monotonic()
+        with pytest.raises(TimeoutError, match="it did not take what it was sent within 1 s"):
+            ssh.send_all(channel, bytes(10_000), 1.0)
+        assert time.monotonic() < began + 60.0  # all of it would have taken a quarter of an hour
+    finally:
+        drip.over.set()
+        for end in (client, server):
+            end.close()
+        for thread in drip.threads:
+            thread.join()
+
+
 # --- What one host does to the others ------------------------------------------------------------
 
 

@@ -434,6 +434,18 @@ def test_shell_commands_of_a_dry_run_start_the_ranks_by_hand(
     assert not home().exists()
 
 
+def test_whoever_starts_it_may_have_had_the_ends_of_children_ignored() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # which those that it starts inherit
+    try:
+        process = start("launch", "--local", "--world", "2", "--", "sh", "-c", "(setsid sleep 600 &); exit 3")
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1, err
+    assert "exited with code 3" in out + err
+    assert "No child processes" not in out + err
+
+
 def test_what_was_planned_is_what_is_started() -> None:
     run = detach(["true"])
     wait_until_final(run)

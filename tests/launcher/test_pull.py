@@ -31,10 +31,14 @@ from tests.launcher.hosts import OURS, Hosts, inventory
 from tests.launcher.ringctl import (
     RINGCTL,
     detach,
+    events,
+    is_alive,
     launch,
+    lines,
     ringctl,
     run_folder,
     start,
+    state,
     wait_for,
     wait_until_final,
 )
@@ -801,6 +805,25 @@ def test_of_a_host_that_broke_off_while_it_sent_its_log_nothing_is_kept(tmp_path
         to.drop_logs({"a"})
         assert sorted(path.name for path in to.logs.iterdir()) == ["events.jsonl", "rank1.out.log"]
         assert (to.logs / "events.jsonl").read_text() == lines[1]
+
+
+def test_of_a_host_whose_supervisor_is_gone_comes_all_that_there_is(tmp_path: Path) -> None:
+    run = detach(["sh", "-c", "echo said; sleep 600"], world=1)
+    wait_for(lambda: lines(events(run), 0), "what it says")
+    about = state(run)
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for who in ("warden", "hostd"):
+            os.kill(about[who]["pid"], number)
+    wait_for(lambda: not is_alive(about["ranks"][0]["pid"]), "the end of its rank")
+    for args in (("pull", run, str(tmp_path / "new")), ("logs", run, "--download", str(tmp_path / "dir"))):
+        done = ringctl(*args, code=4)
+        assert (
+            "its supervisor is gone, and has not said how its ranks ended; its log is as far as"
+            in done.stderr
+        )
+    for folder in (tmp_path / "new" / "logs", tmp_path / "dir" / run):
+        assert (folder / "rank0.out.log").read_text() == "said\n"
+    ringctl("stop", run)
 
 
 def test_events_of_a_host_that_is_away_stay_where_an_earlier_pull_has_put_them(tmp_path: Path) -> None:
