@@ -518,6 +518,25 @@ def test_a_checkpoint_of_which_something_has_gone_is_complete_only_if_it_is_ther
     assert pull.candidates([found], None) == [found], "all ranks had finished it, so its model is worth a try"
 
 
+def with_left_over(step: StepOnHost, rank: int) -> StepOnHost:
+    """That host's step with the part of a rank whose save was interrupted before its manifest."""
+    return replace(step, files={**step.files, f"rank-{rank}.pt": 3})
+
+
+def test_what_an_interrupted_save_has_left_says_nothing_of_the_one_that_was_finished_since() -> None:
+    first, second = with_left_over(on_host(4, 0, world=3), 2), on_host(4, 1, world=3)
+    near = {"a": host_with(on_host(2, 0, world=3), first), "b": host_with(second)}
+    _, newest = away = pull.checkpoints(near, all_heard=False)
+    assert (newest.finished, newest.complete) == (None, None), (
+        "rank 2 may have finished on the host that is away"
+    )
+    assert pull.candidates(away, None)[0] is newest
+    assert newest.problems == ("a: rank 2: it was not finished",)
+    newest = pull.checkpoints({**near, "c": host_with(on_host(4, 2, world=3))}, all_heard=True)[-1]
+    assert (newest.finished, newest.complete, newest.problems) == (True, True, ())
+    assert pull.checkpoints(near, all_heard=True)[-1].finished is False
+
+
 def test_a_model_is_pulled_though_a_part_beside_it_has_gone_and_that_is_said(tmp_path: Path) -> None:
     run = saved("2,4")
     (step_folder(run, 4) / "rank-1.pt").unlink()
