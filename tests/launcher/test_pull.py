@@ -204,6 +204,9 @@ def test_a_pull_that_is_interrupted_while_it_puts_things_in_their_places_goes_on
         with pytest.raises(KeyboardInterrupt):
             pulling.bring(heard, to, None)
     assert sorted(os.listdir(folder)) == ["checkpoint.json", "model.pt", "pull.part"]
+    other = saved("6")
+    assert "not empty" in ringctl("pull", other, str(folder), code=2).stderr
+    assert about(folder)["run"] == run, "what is there of this run is not the other one's to replace"
     ringctl("pull", run, str(folder))
     assert sorted(os.listdir(folder)) == ["checkpoint.json", "logs", "metrics", "model.pt"]
     assert "not empty" in ringctl("pull", run, str(folder), code=2).stderr
