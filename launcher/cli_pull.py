@@ -78,7 +78,7 @@ def pull(run: str | None, folder: str | None, step: int | None, force: bool, **w
     heard = heard_of(run, where)
     if folder is None:
         folder = folder_for(heard.found.run)
-        refuse_full(Path(folder), force)
+    refuse_full(Path(folder), force, heard.found.run)
     if not heard.listings:
         return heard.code
     refuse_step(heard, step)

@@ -273,14 +273,15 @@ def put(db: sqlite3.Connection, record: Record) -> None:
 
 
 def told_by(end: RunState | None) -> dict[str, Any]:
-    """What the ranks last said of how far they came."""
+    """What the ranks last said of how far they came; None where that is no figure, so that no earlier one
+    seems to be it."""
     if end is None:
         return {}
     metrics = [rank.metric for rank in end.ranks.values()]
     told = {key: figure(key, next((each[key] for each in metrics if key in each), None)) for key in TOLD}
     speeds = [number(metric.get("samples_per_s")) for metric in metrics]
     told["samples_per_s"] = figure("samples_per_s", sum(filter(None, speeds))) or None
-    return {key: value for key, value in told.items() if value is not None}
+    return {key: value for key, value in told.items() if any(key in metric for metric in metrics)}
 
 
 def own_name() -> str:

@@ -94,7 +94,7 @@ def make_plan(inventory: Inventory, facts: Mapping[str, Facts], options: LaunchO
         "PYTHONUNBUFFERED": "1",
         "RINGCTL_RUN": options.run,
         "RINGCTL_ATTEMPT": str(options.attempt),
-        "RINGCTL_FIRST_WORLD": str(options.full_world or world),
+        **first_world(options, world),
     }
     return Plan(
         run=options.run,
@@ -107,6 +107,12 @@ def make_plan(inventory: Inventory, facts: Mapping[str, Facts], options: LaunchO
         hosts=tuple(host_plan(host, ranks, facts[host.name], shared, options) for host, ranks in placed),
         code=options.code,
     )
+
+
+def first_world(options: LaunchOptions, world: int) -> dict[str, str]:
+    """How many ranks the first attempt had, for one that has another number: `--lr` was meant for those."""
+    differs = options.attempt > 1 and options.full_world not in (None, world)
+    return {"RINGCTL_FIRST_WORLD": str(options.full_world)} if differs else {}
 
 
 def refuse_without_way(host: Host, facts: Facts) -> None:

@@ -211,7 +211,9 @@ def checkpoint(
     damaged = {(part.rank, part.host) for part in parts if part.problem}
 
     def has_all(ranks: Set[int]) -> bool | None:
-        on_heard = itertools.chain((part.rank for part in parts), worlds.get(world or 0, ()))
+        # What an interrupted save has left need not be where the rank was that finished this one.
+        finished = (part.rank for part in parts if part.problem != NOT_FINISHED)
+        on_heard = itertools.chain(finished, worlds.get(world or 0, ()))
         return are_all(world, ranks, on_heard, all_heard) if world else False
 
     complete = has_all({part.rank for part, host in manifests if (part.rank, host) not in damaged})
@@ -226,7 +228,7 @@ def checkpoint(
         bytes=sum(size for step in there.values() for size in step.files.values()),
         written=max(step.written for step in there.values()),
         options=first.run if first else {},
-        problems=tuple(problems(parts, models)),
+        problems=tuple(problems(parts, models, {part.rank for part, _ in manifests})),
         turn=turn,
     )
 
@@ -297,9 +299,10 @@ def copies(manifests: Sequence[tuple[Manifest, str]], there: Mapping[str, StepOn
     return tuple(found.values())
 
 
-def problems(parts: Sequence[Part], models: Sequence[Copy]) -> Iterable[str]:
+def problems(parts: Sequence[Part], models: Sequence[Copy], have_finished: Set[int]) -> Iterable[str]:
+    """What is wrong; nothing is where a rank that has finished elsewhere has left the beginning of a part."""
     for part in parts:
-        if part.problem:
+        if part.problem and not (part.problem == NOT_FINISHED and part.rank in have_finished):
             yield f"{part.host}: rank {part.rank}: {part.problem}"
     for copy in models:
         if copy.problem:

@@ -17,22 +17,24 @@ from typing import Any, NamedTuple
 from launcher.errors import InputError
 from launcher.fetch import write, writing
 from launcher.ownfolder import closed_to_others
-from launcher.wholefile import sync_folder
+from launcher.wholefile import replace_whole, sync_folder
 
 PART = "pull.part"
 MODEL, ABOUT, METRICS, LOGS = "model.pt", "checkpoint.json", "metrics", "logs"
 EVENTS = "events.jsonl"
-PLACING = "placing"  # is in PART from the first thing that gets its place to the last
+PLACING = "placing"  # is in PART from the first thing that gets its place to the last, and names the run
 METRICS_FILE = re.compile(r"rank-[0-9]+-attempt-[0-9]+\.jsonl")
 LOG_FILE = re.compile(r"events\.jsonl|rank[0-9]+\.(out|err)\.log")
 
 
-def refuse_full(folder: Path, force: bool) -> None:
+def refuse_full(folder: Path, force: bool, run: str | None = None) -> None:
     """InputError if there is something in the folder that is not ours to replace. Where a pull was
-    interrupted while it put things in their places, the next one goes on."""
+    interrupted while it put things in their places, the next one of that run goes on; None: of which run is
+    not known yet."""
     try:
         names = set(os.listdir(folder)) - {PART}
-        force = force or (folder / PART / PLACING).exists()
+        begun = placed_in(folder)
+        force = force or (begun is not None and run in (None, begun))
     except FileNotFoundError:
         return
     except OSError as error:
@@ -42,6 +44,13 @@ def refuse_full(folder: Path, force: bool) -> None:
             f"{folder} is there already, and not empty",
             fix="name another folder, or write --force to replace what a pull has put there",
         )
+
+
+def placed_in(folder: Path) -> str | None:
+    """The run of which a pull was interrupted while it put things in their places."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return (folder / PART / PLACING).read_text(errors="replace")
+    return None
 
 
 class Told(NamedTuple):
@@ -118,10 +127,10 @@ class PullFolder:
                 return bool(json.loads((self.folder / ABOUT).read_bytes())["run"] != run)
         return False
 
-    def begin_placing(self) -> None:
+    def begin_placing(self, run: str) -> None:
         """What is interrupted from now on may go on in a folder with something in it."""
         with writing(self.folder):
-            (self.part / PLACING).touch()
+            replace_whole(self.part / PLACING, run.encode())
 
     def place_model(self, part: Path | None, about: Mapping[str, Any]) -> None:
         """The model and what it is. They are never there together if they do not belong together. Without

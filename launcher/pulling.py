@@ -107,7 +107,7 @@ def bring(heard: Heard, to: PullFolder, step: int | None) -> None:
     if heard.no_room and model is None and not to.has_come():
         raise fetch.NotHere(f"{to.folder}: there is no room for run {heard.found.run}")
     is_others = to.has_another(heard.found.run)
-    to.begin_placing()
+    to.begin_placing(heard.found.run)
     if model is not None:
         of, copy = model
         part = to.model_part(copy.sha256)

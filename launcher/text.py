@@ -98,6 +98,14 @@ def brief(value: Any) -> str:
     return visible(str(value)[:20])
 
 
+def loss_text(loss: Any) -> str:
+    """Also one that is no number; "-" where nothing was trained."""
+    value = number(loss)
+    if value is not None:
+        return f"{value:.3f}"
+    return "-" if loss is None else brief(loss)
+
+
 def communication_share(metric: dict[str, Any] | Any) -> float | None:
     """How much of a step's time went into communication, 0 to 1."""
     step, comm = number(metric.get("step_ms")), number(metric.get("comm_ms"))
@@ -115,8 +123,7 @@ def progress_parts(state: RunState) -> list[str]:
         if key in first:
             parts.append(f"{key} {brief(first[key])}" + (f"/{brief(first[total])}" if total in first else ""))
     if "loss" in first:
-        loss = number(first["loss"])
-        parts.append(f"loss {brief(first['loss']) if loss is None else format(loss, '.3f')}")
+        parts.append(f"loss {loss_text(first['loss'])}")
     accuracy = number(fold.result(state, "accuracy"))
     if accuracy is not None:
         parts.append(f"accuracy {accuracy:.1%}")

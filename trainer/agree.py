@@ -22,7 +22,14 @@ COMPARED = (
 
 def on_options(config: Config, training_images: int) -> None:
     """Return if all ranks were told the same and run the same code; InputError names who differs, and how."""
-    own = options(config) | {"training images": training_images, "the trainer's code": code_digest()[:12]}
+    own = (
+        options(config)
+        | {
+            "RINGCTL_FIRST_WORLD": config.first_world,  # the learning rate depends on it
+            "training images": training_images,
+            "the trainer's code": code_digest()[:12],
+        }
+    )
     told = [json.loads(text) for text in group.gather_texts(json.dumps(own))]
     difference = first_difference(told)
     if difference:

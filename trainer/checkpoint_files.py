@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import stat
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -120,12 +121,21 @@ def probe_name(rank: int) -> str:
 
 
 def remove_probes(folder: Path, rank: int, world: int) -> None:
-    """Take out what an earlier attempt's rank of this number, or one that there is none of now, was about to
-    write to see whether it could. Those of other ranks may be at it in this moment."""
-    for path in folder.glob(f"probe-*{TEMPORARY}"):
-        found = re.fullmatch(rf"probe-(\d{{1,9}})\.\d+-\d+{re.escape(TEMPORARY)}", path.name)
-        if found and (int(found[1]) == rank or int(found[1]) >= world):
+    """Take out what an earlier attempt's rank of this number, or one that there is none of now, has written,
+    or was about to, to see whether it could. Those of other ranks may be at it in this moment."""
+    for path in folder.glob("probe-*"):
+        found = re.fullmatch(rf"probe-(\d{{1,9}})(\.\d+-\d+{re.escape(TEMPORARY)})?", path.name)
+        if found and (int(found[1]) == rank or int(found[1]) >= world) and is_empty_file(path):
             path.unlink(missing_ok=True)
+
+
+def is_empty_file(path: Path) -> bool:
+    """As a probe is; what has something in it is somebody's."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:  # hosts may share a folder: another rank was faster
+        return False
+    return stat.S_ISREG(found.st_mode) and not found.st_size
 
 
 def write(path: Path, raw: bytes) -> None:

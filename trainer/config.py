@@ -104,7 +104,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
     options["run"] = environ.get("RINGCTL_RUN", "")
     options["host"] = environ.get("RINGCTL_HOST", "")
     options["attempt"] = _variable(environ, "RINGCTL_ATTEMPT", whole(1)) or DEFAULTS.attempt
-    options["first_world"] = _variable(environ, "RINGCTL_FIRST_WORLD", whole(1))
+    options["first_world"] = _first_world(environ, world_size)
     return Config(**options)
 
 
@@ -324,6 +324,14 @@ def _place(given: argparse.Namespace, environ: Mapping[str, str]) -> tuple[int, 
     if not environ.get("MASTER_ADDR") or _variable(environ, "MASTER_PORT", whole(1, 65535)) is None:
         raise InputError(f"rank {rank} does not know where the {world_size} ranks meet: {PLACE_HELP}")
     return rank, world_size, "env://"  # also right under torchrun, whose agent may hold the store
+
+
+def _first_world(environ: Mapping[str, str], world_size: int) -> int | None:
+    """What ringctl says of the ranks that it has started: nothing about those of a torchrun or a script among
+    them."""
+    first_world = _variable(environ, "RINGCTL_FIRST_WORLD", whole(1))
+    is_ringctls = environ.get("WORLD_SIZE") == str(world_size) and "TORCHELASTIC_RUN_ID" not in environ
+    return first_world if is_ringctls else None
 
 
 def _variable(environ: Mapping[str, str], name: str, read: Callable[[str], int]) -> int | None:

@@ -223,7 +223,7 @@ def test_a_list_has_figures_and_no_more_of_what_ranks_said(written: str) -> None
         history.change(lambda db: db.execute(words, (told,)))
     else:
         history.close(replace(ended(), ranks={0: RankState(0, "a", "failed", metric=swollen)}))
-        assert len(row()["summary"]) < 100
+        assert len(row()["summary"]) < 200
     shown = listing.rows()[0]
     assert {shown[key] for key in history.TOLD} == {None}
     assert len(json.dumps(shown)) < 1000
@@ -235,6 +235,16 @@ def test_figures_are_told_as_ranks_said_them() -> None:
     remember()
     history.close(replace(ended(), ranks={0: RankState(0, "a", "failed", metric=said)}))
     assert {key: listing.rows()[0][key] for key in history.TOLD} == said
+
+
+def test_where_the_last_attempt_had_no_loss_that_of_an_earlier_one_is_not_shown() -> None:
+    remember()
+    history.close(ended())
+    remember(attempt=2)
+    nothing_left: dict[str, object] = {"step": 9, "loss": None}
+    history.close(replace(ended(attempt=2), ranks={0: RankState(0, "a", "succeeded", metric=nothing_left)}))
+    shown = listing.rows()[0]
+    assert [shown[key] for key in ("step", "loss", "accuracy")] == [9, None, 0.5]
 
 
 def test_notes_keep_the_newest() -> None:

@@ -111,11 +111,16 @@ def test_each_rank_is_told_its_place_and_all_the_same_meeting_point(inventory: I
     assert len(set(seen)) == plan.world, "each rank has a metrics file of its own"
 
 
-def test_each_rank_is_told_how_many_ranks_the_first_attempt_had() -> None:
-    for full_world, expected in ((None, "2"), (4, "4")):
-        options = replace(OPTIONS, world=2, full_world=full_world)
-        (host,) = plan_for(Host("a", local=True, slots=2), options=options).hosts
-        assert {rank.env["RINGCTL_FIRST_WORLD"] for rank in host.ranks} == {expected}
+@pytest.mark.parametrize(
+    ("attempt", "full_world", "told"),
+    [(1, None, None), (1, 4, None), (2, None, None), (2, 2, None), (2, 4, "4"), (2, 1, "1")],
+)
+def test_only_an_attempt_with_another_number_of_ranks_is_told_how_many_the_first_one_had(
+    attempt: int, full_world: int | None, told: str | None
+) -> None:
+    options = replace(OPTIONS, world=2, attempt=attempt, full_world=full_world)
+    (host,) = plan_for(Host("a", local=True, slots=2), options=options).hosts
+    assert {rank.env.get("RINGCTL_FIRST_WORLD") for rank in host.ranks} == {told}
 
 
 def test_the_cores_of_a_host_are_divided_among_its_ranks() -> None:

@@ -17,7 +17,8 @@ import pytest
 from launcher import history
 from launcher.cli_runs import stopped_line
 from launcher.hostproc import identity
-from launcher.model import to_json
+from launcher.model import RankState, RunState, to_json
+from launcher.text import progress_parts
 from tests.launcher.ringctl import (
     RINGCTL,
     detach,
@@ -204,6 +205,12 @@ def test_status_of_a_finished_run_tells_how_each_rank_ended() -> None:
     assert (ranks[1]["state"], ranks[1]["exit_code"], ranks[1]["signal"]) == ("failed", -9, "SIGKILL")
     assert ranks[0]["state"] == "stopped"
     assert "SIGKILL" in ringctl("status", run).stdout
+
+
+@pytest.mark.parametrize(("loss", "shown"), [(0.125, "0.125"), (None, "-"), ("nan", "nan")])
+def test_where_nothing_was_trained_no_loss_is_shown(loss: object, shown: str) -> None:
+    rank = RankState(0, "a", "succeeded", metric={"step": 9, "loss": loss})
+    assert progress_parts(RunState("r", "", 1, 1, "succeeded", {0: rank})) == ["step 9", f"loss {shown}"]
 
 
 # --- stop ----------------------------------------------------------------------------------------

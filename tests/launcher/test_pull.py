@@ -208,6 +208,9 @@ def test_a_pull_that_is_interrupted_while_it_puts_things_in_their_places_goes_on
         with pytest.raises(KeyboardInterrupt):
             pulling.bring(heard, to, None)
     assert sorted(os.listdir(folder)) == ["checkpoint.json", "model.pt", "pull.part"]
+    other = saved("6")
+    assert "not empty" in ringctl("pull", other, str(folder), code=2).stderr
+    assert about(folder)["run"] == run, "what is there of this run is not the other one's to replace"
     ringctl("pull", run, str(folder))
     assert sorted(os.listdir(folder)) == ["checkpoint.json", "logs", "metrics", "model.pt"]
     assert "not empty" in ringctl("pull", run, str(folder), code=2).stderr
@@ -520,6 +523,25 @@ def test_a_checkpoint_of_which_something_has_gone_is_complete_only_if_it_is_ther
     assert found.problems
     assert found.complete is complete
     assert pull.candidates([found], None) == [found], "all ranks had finished it, so its model is worth a try"
+
+
+def with_left_over(step: StepOnHost, rank: int) -> StepOnHost:
+    """That host's step with the part of a rank whose save was interrupted before its manifest."""
+    return replace(step, files={**step.files, f"rank-{rank}.pt": 3})
+
+
+def test_what_an_interrupted_save_has_left_says_nothing_of_the_one_that_was_finished_since() -> None:
+    first, second = with_left_over(on_host(4, 0, world=3), 2), on_host(4, 1, world=3)
+    near = {"a": host_with(on_host(2, 0, world=3), first), "b": host_with(second)}
+    _, newest = away = pull.checkpoints(near, all_heard=False)
+    assert (newest.finished, newest.complete) == (None, None), (
+        "rank 2 may have finished on the host that is away"
+    )
+    assert pull.candidates(away, None)[0] is newest
+    assert newest.problems == ("a: rank 2: it was not finished",)
+    newest = pull.checkpoints({**near, "c": host_with(on_host(4, 2, world=3))}, all_heard=True)[-1]
+    assert (newest.finished, newest.complete, newest.problems) == (True, True, ())
+    assert pull.checkpoints(near, all_heard=True)[-1].finished is False
 
 
 def test_a_model_is_pulled_though_a_part_beside_it_has_gone_and_that_is_said(tmp_path: Path) -> None:

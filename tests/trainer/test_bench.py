@@ -15,7 +15,7 @@ import pytest
 
 from tests.trainer.ranks import each, free_port, trained
 from trainer.__main__ import main
-from trainer.bench import collectives, options, plot, program, report, table
+from trainer.bench import collectives, options, plot, program, report, table, training
 from trainer.bench.collectives import Timing
 from trainer.bench.options import GLOO, RING, SERIAL, Way
 from trainer.bench.table import Case, Run
@@ -229,6 +229,14 @@ def test_each_training_of_the_table_is_the_one_that_the_trainer_does(tmp_path: P
     assert [run.accuracy for run in runs[:3]] == [last["accuracy"] for last in by_trainer]
     assert sum(runs[2].bytes_sent) // 3 == pytest.approx(by_trainer[2]["bytes_sent"], rel=1e-3)
     assert told[-1]["cells"] == table.cells(table.rows(runs)[-1])
+
+
+def test_every_row_has_the_learning_rate_that_was_asked_for_also_in_a_later_attempt() -> None:
+    later = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "80"}
+    asked = options.parse(["table"], {**later, "RINGCTL_FIRST_WORLD": "4"})
+    assert asked.config.first_world == 4
+    rows = [training.configured(asked.config, case, seed=0) for case in table.cases(2, asked.ways)]
+    assert [(row.world_size, row.first_world) for row in rows] == [(1, None), (2, None)]
 
 
 def test_when_a_training_fails_the_ranks_that_wait_for_the_next_end_too(tmp_path: Path) -> None:

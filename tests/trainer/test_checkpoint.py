@@ -588,11 +588,16 @@ def test_a_probe_that_an_earlier_attempt_was_killed_at_goes_and_that_of_another_
 ) -> None:
     hosts = [tmp_path / "a", tmp_path / "b"]
     hosts[0].mkdir()
-    for name in (*(f"probe-{rank}.{rank}-4711{TEMPORARY}" for rank in range(3)), "probe-9.notes"):
-        (hosts[0] / name).touch()
+    for rank in range(3):
+        for name in (f"probe-{rank}", f"probe-{rank}.{rank}-4711{TEMPORARY}"):
+            (hosts[0] / name).touch()
+    (hosts[0] / "probe-8").write_text("notes")
+    (hosts[0] / "probe-9.notes").touch()
     together(2, tmp_path, lambda rank: opened(hosts[rank]).prepare())
     assert sorted(path.name for path in hosts[0].iterdir()) == [
+        "probe-1",
         "probe-1.1-4711.tmp",
+        "probe-8",
         "probe-9.notes",
     ]
 

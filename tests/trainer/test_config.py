@@ -191,6 +191,15 @@ def test_the_rank_comes_from_torchruns_variables() -> None:
     assert (config.rank, config.world_size, config.init_method) == (1, 4, "env://")
 
 
+def test_ranks_of_a_torchrun_or_a_script_do_not_count_from_the_ranks_that_ringctl_started() -> None:
+    told = {"RINGCTL_FIRST_WORLD": "8"}
+    assert parse([], RANK | told).first_world == 8
+    assert parse([], RANK | told | {"TORCHELASTIC_RUN_ID": "none"}).first_world is None
+    by_script = ["--rank", "0", "--world-size", "2", "--init-method", "tcp://10.0.0.2:80"]
+    assert parse(by_script, RANK | told).first_world is None
+    assert parse(by_script, told).first_world is None
+
+
 def test_options_win_over_variables() -> None:
     config = parse(["--rank", "0", "--world-size", "2", "--init-method", "tcp://10.0.0.2:80"], RANK)
     assert (config.rank, config.world_size, config.init_method) == (0, 2, "tcp://10.0.0.2:80")

@@ -671,7 +671,7 @@ def test_a_run_with_fewer_ranks_than_at_first_has_their_rate_also_if_it_starts_a
     options = ["--data", small, "--model", "restless", "--batch-size", "4", "--lr", "0.1", "--steps", "4"]
 
     def environ(rank: int) -> dict[str, str]:
-        return {**on_hosts(tmp_path, "ab", 2)(rank), "RINGCTL_FIRST_WORLD": "4"}
+        return {**on_hosts(tmp_path, "ab", 2)(rank), "WORLD_SIZE": "2", "RINGCTL_FIRST_WORLD": "4"}
 
     out = trained(2, tmp_path, *options, "--checkpoint-every", every, env=environ)[0].out
     assert "this run starts at its first step, with 0.5 times --lr\n" in out

@@ -200,6 +200,7 @@ def test_a_rank_that_drifts_away_is_named_at_the_next_comparison(
         ({"sync": "all-reduce"}, "rank 2 has --sync all-reduce where the others have ring"),
         ({"compress": "int8"}, "rank 2 has --compress int8 where the others have none"),
         ({"model": "mnist-cnn"}, "rank 2 has --model mnist-cnn where the others have bn-cnn"),
+        ({"first_world": 6}, "rank 2 has RINGCTL_FIRST_WORLD 6 where the others have None"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -68,8 +68,9 @@ def train_all(asked: Asked, reporter: Reporter) -> None:
 
 
 def configured(config: Config, case: Case, seed: int) -> Config:
-    way = case.way
-    return replace(config, sync=way.sync, compress=way.compress, world_size=case.ranks, seed=seed)
+    """Every row has the learning rate that was asked for, however many ranks an earlier attempt had."""
+    sync, compress = case.way.sync, case.way.compress
+    return replace(config, sync=sync, compress=compress, world_size=case.ranks, first_world=None, seed=seed)
 
 
 def warm_up(dataset: Dataset, config: Config) -> None:
