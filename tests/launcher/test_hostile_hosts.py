@@ -886,12 +886,15 @@ def test_where_no_thread_can_be_started_it_is_not_the_host_that_is_blamed() -> N
         raise RuntimeError("can't start new thread")
 
 
-class Flood(paramiko.ServerInterface):
-    """A server that says very much on stderr in each session, and then a word on stdout."""
+class Anybodys(paramiko.ServerInterface):
+    """A server that lets anybody in, and answers every command in its own way."""
 
-    def __init__(self, size: int, heeds_window: bool) -> None:
-        self.size, self.heeds_window = size, heeds_window
+    def __init__(self) -> None:
         self.threads: list[threading.Thread] = []
+        self.over = threading.Event()
+
+    def answer(self, channel: Any) -> None:
+        raise NotImplementedError
 
     def check_auth_none(self, username: str) -> int:  # noqa: ARG002 - whoever it is
         return paramiko.common.AUTH_SUCCESSFUL
@@ -900,33 +903,56 @@ class Flood(paramiko.ServerInterface):
         return paramiko.common.OPEN_SUCCEEDED
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:  # noqa: ARG002
-        self.threads.append(threading.Thread(target=self.flood, args=(channel,)))
+        self.threads.append(threading.Thread(target=self.answered, args=(channel,)))
         self.threads[-1].start()
         return True
 
-    def flood(self, channel: Any) -> None:
+    def answered(self, channel: Any) -> None:
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            self.answer(channel)
+
+
+class Flood(Anybodys):
+    """Says very much on stderr in each session, and then a word on stdout."""
+
+    def __init__(self, size: int, heeds_window: bool) -> None:
+        super().__init__()
+        self.size, self.heeds_window = size, heeds_window
+
+    def answer(self, channel: Any) -> None:
         if not self.heeds_window:
             channel._wait_for_send_window = lambda size: min(size, 32000)
-        with contextlib.suppress(OSError, EOFError):
-            channel.sendall_stderr(ssh.BEGAN + bytes(self.size) + b"its last words")
-            channel.sendall(b"a word")
+        channel.sendall_stderr(ssh.BEGAN + bytes(self.size) + b"its last words")
+        channel.sendall(b"a word")
+
+
+class Drip(Anybodys):
+    """Takes what it is told a byte at a time, and is never quiet for long."""
+
+    def answer(self, channel: Any) -> None:
+        more = paramiko.Message()
+        more.add_byte(paramiko.common.cMSG_CHANNEL_WINDOW_ADJUST)
+        more.add_int(channel.remote_chanid)
+        more.add_int(1)
+        while not self.over.wait(0.1):
+            channel.transport._send_user_message(more)
 
 
 @contextlib.contextmanager
-def flooded(size: int, *, heeds_window: bool) -> Iterator[ssh.SshChannel]:
+def session_with(liar: Anybodys, **options: int) -> Iterator[paramiko.Channel]:
     here, there = socket.socketpair()
-    flood = Flood(size, heeds_window)
-    server, client = paramiko.Transport(there), quick_transport(set(), here)
+    server, client = paramiko.Transport(there, **options), quick_transport(set(), here)
     try:
         server.add_server_key(paramiko.RSAKey.generate(2048))
-        server.start_server(server=flood, event=threading.Event())
+        server.start_server(server=liar, event=threading.Event())
         client.start_client(timeout=20.0)
         client.auth_none("anybody")
-        yield ssh.SshChannel("liar", ssh.open_shell(client))
+        yield ssh.open_shell(client)
     finally:
+        liar.over.set()
         for end in (client, server):
             end.close()
-        for thread in flood.threads:
+        for thread in liar.threads:
             thread.join()
 
 
@@ -941,18 +967,19 @@ def heard_of(channel: ssh.SshChannel) -> bytes:
 
 def test_a_server_that_says_more_than_it_was_asked_for_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ssh, "WINDOW", 1 << 18)
-    with flooded(4 << 20, heeds_window=False) as channel:
-        transport = channel._channel.get_transport()
+    with session_with(Flood(4 << 20, heeds_window=False)) as session:
+        transport = session.get_transport()
         assert eventually(lambda: not transport.is_active(), 30.0)
         with pytest.raises(HostError, match=r"liar: .*Invalid amount of data"):
-            channel.read(10.0)
+            ssh.SshChannel("liar", session).read(10.0)
 
 
 def test_of_what_comes_on_stderr_of_a_stream_the_end_is_kept_and_nothing_waits_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ssh, "WINDOW", 1 << 18)
-    with flooded(1 << 20, heeds_window=True) as channel:
+    with session_with(Flood(1 << 20, heeds_window=True)) as session:
+        channel = ssh.SshChannel("liar", session)
         assert heard_of(channel) == b"a word"
         said = channel.errors()
         assert channel.began
@@ -960,54 +987,12 @@ def test_of_what_comes_on_stderr_of_a_stream_the_end_is_kept_and_nothing_waits_f
         assert len(said) <= 64 << 10
 
 
-class Drip(paramiko.ServerInterface):
-    """A server that takes what it is told a byte at a time, and is never quiet for long."""
-
-    def __init__(self) -> None:
-        self.threads: list[threading.Thread] = []
-        self.over = threading.Event()
-
-    def check_auth_none(self, username: str) -> int:  # noqa: ARG002 - whoever it is
-        return paramiko.common.AUTH_SUCCESSFUL
-
-    def check_channel_request(self, kind: str, chanid: int) -> int:  # noqa: ARG002 - paramiko names them
-        return paramiko.common.OPEN_SUCCEEDED
-
-    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:  # noqa: ARG002
-        self.threads.append(threading.Thread(target=self.drip, args=(channel,)))
-        self.threads[-1].start()
-        return True
-
-    def drip(self, channel: Any) -> None:
-        more = paramiko.Message()
-        more.add_byte(paramiko.common.cMSG_CHANNEL_WINDOW_ADJUST)
-        more.add_int(channel.remote_chanid)
-        more.add_int(1)
-        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
-            while not self.over.wait(0.1):
-                channel.transport._send_user_message(more)
-
-
 def test_a_server_that_takes_a_byte_now_and_then_is_given_up() -> None:
-    here, there = socket.socketpair()
-    drip = Drip()
-    server, client = paramiko.Transport(there, default_window_size=16), quick_transport(set(), here)
-    try:
-        server.add_server_key(paramiko.RSAKey.generate(2048))
-        server.start_server(server=drip, event=threading.Event())
-        client.start_client(timeout=20.0)
-        client.auth_none("anybody")
-        channel = ssh.open_shell(client)
+    with session_with(Drip(), default_window_size=16) as session:
         began = time.monotonic()
         with pytest.raises(TimeoutError, match="it did not take what it was sent within 1 s"):
-            ssh.send_all(channel, bytes(10_000), 1.0)
+            ssh.send_all(session, bytes(10_000), 1.0)
         assert time.monotonic() < began + 60.0  # all of it would have taken a quarter of an hour
-    finally:
-        drip.over.set()
-        for end in (client, server):
-            end.close()
-        for thread in drip.threads:
-            thread.join()
 
 
 # --- What one host does to the others ------------------------------------------------------------
