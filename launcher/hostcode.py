@@ -42,9 +42,7 @@ def remove_half(folder: str) -> None:
     half = os.path.join(folder, WORK + HALF)
     try:
         os.unlink(half)
-    except (
-        OSError
-    ):  # there is none, or it is a folder, or cannot be removed: then it is not in the way of more
+    except OSError:  # there is none, or it is a folder, or it cannot be removed
         shutil.rmtree(half, ignore_errors=True)
 
 

@@ -24,6 +24,7 @@ STOP = "stop.json"  # in a run's folder: the word
 MAY_BE = -1  # lines of the log that are lost: it is not known whether there are any
 NUMBER = (int, float)
 WORD = {"attempt": (int,), "wanted": (int,), "grace": NUMBER, "time": NUMBER, "reason": (str,), "off": (str,)}
+MOST_PATIENT = 1e9  # seconds; what is more is no grace, nor what is not a number
 STOPPED_EARLY = "it was stopped while it was starting"  # the controller knows these words
 
 
@@ -63,8 +64,10 @@ def leave_word(folder: str, attempt: int, grace: float, reason: str, again: str 
 def read_word(folder: str) -> dict[str, Any] | None:
     """The word that was left there. What is none, which a rank may have put in its place, says nothing."""
     word = read_json(os.path.join(folder, STOP))
-    fits = word is not None and all(type(word[key]) in kinds for key, kinds in WORD.items() if key in word)
-    return word if fits and word is not None and "grace" in word else None
+    if word is None or "grace" not in word:
+        return None
+    fits = all(type(word[key]) in kinds for key, kinds in WORD.items() if key in word)
+    return word if fits and 0 <= word["grace"] <= MOST_PATIENT else None
 
 
 def is_said(word: dict[str, Any], before: dict[str, Any]) -> bool:
