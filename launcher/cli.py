@@ -78,15 +78,15 @@ def main() -> None:
         if error.errno == errno.ENOSPC:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still buffered
         code = 1
-    except RuntimeError as error:
+    except click.exceptions.Abort:
+        code = 130
+    except RuntimeError as error:  # of which Abort is one
         if str(error) != NO_THREAD:
             raise
         print(
             "error: this machine cannot start another thread; a run that was started goes on", file=sys.stderr
         )
         code = 1
-    except click.exceptions.Abort:
-        code = 130
     except click.ClickException as error:
         error.show()
         code = error.exit_code

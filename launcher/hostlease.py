@@ -3,8 +3,8 @@
 Standard library only, Python 3.8 and up; hostd imports it. Rank 0's supervisor, the leader, hears datagrams
 at the master's address and port, which are the run's own (its ranks use the port with TCP). The others tell
 it once a second that they are there; it answers, and passes on what it was told. Who has ended says so
-instead, more often, until the leader has heard it; the leader stays until all of the others have. The rules are in
-docs/decisions/008-leases.md.
+instead, more often, until the leader has heard it; the leader stays until all of the others have. The rules
+are in docs/decisions/008-leases.md.
 
 Each datagram is signed with a secret of this attempt, and counts only if it is newer than the last one of its
 sender, so nobody else can hold a lease, end a run, or use what belonged to an attempt before.

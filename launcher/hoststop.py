@@ -126,7 +126,7 @@ def in_sessions(state: dict[str, Any]) -> list[int]:
     if not isinstance(uptime, float) or state["hostd"]["boot"] != boot_id():
         return []
     sessions = {rank.get("pid") or 0 for rank in state["ranks"] if rank["state"] == "running"}
-    ticks = uptime * os.sysconf("SC_CLK_TCK")
+    ticks = int(uptime * os.sysconf("SC_CLK_TCK"))  # whole ones, as the starts of processes are
     return [pid for pid in all_pids() if session_of(pid) in sessions and (start_time(pid) or ticks) < ticks]
 
 

@@ -71,7 +71,8 @@ class LocalTransport:
 
     def stream(self, argv: Sequence[str], stdin: bytes, more: bool = False) -> Channel:
         channel = LocalChannel(self.host.name, self._start(argv))
-        channel.send(stdin)
+        with contextlib.suppress(HostError):  # it ended without reading all of it; what it said tells why
+            channel.send(stdin)
         if not more:
             channel.end_input()
         return channel

@@ -66,6 +66,16 @@ def said(cluster: Hosts) -> int:
     return int(path.read_text() or 0) if path.exists() else 0
 
 
+def has_begun(cluster: Hosts) -> bool:
+    """Whether its rank does something, and its supervisor has written down that it is there: on a disk that
+    is full before that, a run does not start."""
+    states = [
+        json.loads(path.read_text()) for path in cluster.path("server1", f"{OURS}/runs").glob("*/state.json")
+    ]
+    running = any(state["state"] == "running" for state in states)
+    return running and cluster.path("server1", "/tmp/said").exists()
+
+
 def told() -> Any:
     return json.loads(ringctl("status", "--json").stdout)
 
@@ -91,7 +101,7 @@ def test_a_run_goes_on_on_a_full_disk_and_what_it_said_is_written_when_there_is_
 def test_a_run_that_ends_on_a_full_disk_says_so_at_once(one: Hosts) -> None:
     fails = "head -c 3000000 /dev/zero >~/big || { seq 1 3000; exit 3; }"
     launch = start("launch", "--", "sh", "-c", f"touch /tmp/said; {WAIT}; {fails}")
-    wait_for(one.path("server1", "/tmp/said").exists, "the rank")
+    wait_for(lambda: has_begun(one), "the rank")
     one.fill_disk("server1")
     one.run("server1", "touch", "/tmp/done")
     words, _ = launch.communicate(timeout=60)
@@ -105,7 +115,7 @@ def test_a_run_that_ends_on_a_full_disk_says_so_at_once(one: Hosts) -> None:
 
 def test_ranks_that_say_too_much_for_a_full_disk_are_ended_and_the_disk_is_named(one: Hosts) -> None:
     launch = start("launch", "--", "sh", "-c", f"touch /tmp/said; {WAIT}; exec yes $(seq 1 1000)")
-    wait_for(one.path("server1", "/tmp/said").exists, "the rank")
+    wait_for(lambda: has_begun(one), "the rank")
     one.fill_disk("server1")
     one.run("server1", "touch", "/tmp/done")
     wait_for(lambda: processes(one, "yes"), "the flood")
@@ -122,7 +132,7 @@ def test_ranks_that_say_too_much_for_a_full_disk_are_ended_and_the_disk_is_named
 def test_what_a_stop_on_a_full_disk_could_not_keep_of_the_log_is_told(one: Hosts) -> None:
     says = f"touch /tmp/said; {WAIT}; seq 1 60000; echo all >/tmp/said; sleep 600"
     launch = start("launch", "--", "sh", "-c", says)
-    wait_for(one.path("server1", "/tmp/said").exists, "the rank")
+    wait_for(lambda: has_begun(one), "the rank")
     one.fill_disk("server1")
     one.run("server1", "touch", "/tmp/done")
     wait_for(one.path("server1", "/tmp/said").read_text, "what it says")
