@@ -77,7 +77,7 @@ def logs(
     look = showlogs.Look(as_json=as_json, prefix=prefix, timestamps=timestamps, tail=tail)
     if follow and not previous:
         follow_run(there, row["run"], look=look, wanted=wanted, since=row["attempt"])
-        return 0
+        return HostError.exit_code if gaps(there, row["run"], lambda each: each >= row["attempt"]) else 0
     shown = attempt or row["attempt"]
     show(there, row["run"], wanted, look, shown)
     tell_last(there, row["run"], showlogs.note, lambda each: each == shown)
@@ -85,7 +85,7 @@ def logs(
         showlogs.finish(outcome_of(there, row, attempt), look)
     elif row["state"] in (*OVER, "queued"):
         tell_end(there, row["run"], as_json)
-    return 0
+    return tell_gaps(there, row["run"], showlogs.note, lambda each: each == shown)
 
 
 def refuse_absent(row: Mapping[str, Any], wanted: Filter, previous: bool) -> None:
@@ -199,6 +199,22 @@ def tell_last(
     return after
 
 
+def gaps(there: Client, run: str, wanted: Callable[[int], bool]) -> list[int]:
+    """The attempts that are `wanted` of which a host has more than was recorded."""
+    told = there.get(there.run(run))["attempts"]
+    return [each["attempt"] for each in told if each.get("gap") and wanted(each["attempt"])]
+
+
+def tell_gaps(there: Client, run: str, note: Callable[[str], None], wanted: Callable[[int], bool]) -> int:
+    """Say which these are; the exit code, as without a service."""
+    from launcher.lastword import GAP
+
+    found = gaps(there, run, wanted)
+    for attempt in found:
+        note(f"attempt {attempt}: {GAP}")
+    return HostError.exit_code if found else 0
+
+
 def checked(there: Client, told: Iterable[Event]) -> list[Event]:
     """What becomes names of files and counts for a rank's is what it should be, whatever a service tells."""
     from launcher.follow import NOT_AS_AGREED
@@ -278,8 +294,9 @@ def save(there: Client, row: Mapping[str, Any], target: Path, attempt: int) -> i
     pages = ([e for e in page.events if e.attempt == wanted] for page in all_events(there, row["run"]))
     with showlogs.new_folder(target / row["run"]) as folder:
         files = showlogs.write_files(pages, folder)
+    code = tell_gaps(there, row["run"], showlogs.note, lambda each: each == wanted)
     print(f"{files} files in {folder}")
-    return 0
+    return code
 
 
 # --- To its end ----------------------------------------------------------------------------------
@@ -312,6 +329,7 @@ def follow_run(
                 follower.take(name, number, data)
                 if name == "end":
                     follower.tell_last()
+                    follower.tell_gaps()
                 if name == "end" and screen is not None:
                     return exit_code(follower.state.state if follower.state else "")
                 if name == "end":
@@ -340,6 +358,7 @@ class Follower:
         self.state: RunState | None = None  # as the service last told it
         self._screen = screen
         self._write = showlogs.writer(replace(look, tail=None))
+        self._note = showlogs.note if screen is None else screen.note
         self._why = ""
         self._attempt = 0  # that it was last told to be in
         self._told = 0  # what hosts have said last is told up to this event
@@ -362,13 +381,16 @@ class Follower:
 
     def tell_last(self) -> None:
         """Lines that are lost: a stream has none of what tells of them."""
-        from launcher import showlogs
+        self._told = tell_last(self.there, self.run, self._note, self._is_shown, self._told)
 
-        note = showlogs.note if self._screen is None else self._screen.note
-        self._told = tell_last(self.there, self.run, note, lambda each: each >= self.since, self._told)
+    def tell_gaps(self) -> None:
+        tell_gaps(self.there, self.run, self._note, self._is_shown)
+
+    def _is_shown(self, attempt: int) -> bool:
+        return attempt >= self.since
 
     def _show(self, new: Sequence[Event]) -> None:
-        events = self.wanted.apply([event for event in new if event.attempt >= self.since])
+        events = self.wanted.apply([event for event in new if self._is_shown(event.attempt)])
         if self._screen is None:
             self._write(events)
         elif events:

@@ -15,6 +15,7 @@ from typing import Any
 
 from launcher import logs
 from launcher.hostword import MAY_BE
+from launcher.lastword import GAP
 from launcher.text import number, size
 
 Cells = Sequence[str]
@@ -148,9 +149,9 @@ def attempt_rows(run: Mapping[str, Any]) -> list[Cells]:
     for one in run.get("attempts") or []:
         started, ended = number(one.get("started")), number(one.get("ended"))
         lasted = took(ended - started) if started is not None and ended is not None else "–"
-        cause = (one.get("cause") or {}).get("text") or ""
+        told = (one.get("cause") or {}).get("text") or "", GAP if one.get("gap") else ""
         about = [figure(one.get("attempt")), one.get("state") or "", moment(started), lasted]
-        rows.append([*about, figure(one.get("world")), seen(cause) or "–"])
+        rows.append([*about, figure(one.get("world")), seen("; ".join(filter(None, told))) or "–"])
     return rows
 
 

@@ -580,14 +580,15 @@ def thinned(db: sqlite3.Connection, run: str, points: int) -> list[sqlite3.Row]:
 
 
 def attempts(run: str) -> list[dict[str, Any]]:
-    """Each of them, as far as it was recorded."""
+    """Each of them, as far as it was recorded; `gap`: a host has more of its log, and could not be heard."""
     nothing: list[sqlite3.Row] = []
     words = "SELECT * FROM attempts WHERE run = ? ORDER BY attempt"
     rows = history.ask(lambda db: db.execute(words, (run,)).fetchall(), nothing)
     shown = ("attempt", "state", "started", "ended", "world")
     causes = [told_cause(json.loads(row["cause"]) if row["cause"] else None) for row in rows]
     return [
-        {**{key: row[key] for key in shown}, "cause": cause} for row, cause in zip(rows, causes, strict=True)
+        {**{key: row[key] for key in shown}, "cause": cause, "gap": row["over"] == WITH_A_GAP}
+        for row, cause in zip(rows, causes, strict=True)
     ]
 
 
