@@ -535,7 +535,12 @@ THEMES: tuple[tuple[str, tuple[Row, ...]], ...] = (
             Row(
                 "terminated",
                 "somebody ended the rank",
-                (r"exitcode\s*: -15\b", r"^Terminated\b", r"got signal: 15\b"),
+                (
+                    r"exitcode\s*: -15\b",
+                    r"^Terminated\b",
+                    r"got signal: 15\b",
+                    r"its supervisor was told to end",
+                ),
                 "it got a SIGTERM or SIGINT from outside: a batch system, a shutdown, or another user of the "
                 "account",
                 "see who did: `last -x | head` and `journalctl --since -1h` on {host}",

@@ -28,7 +28,12 @@ OF_TORCH = re.compile(r"^\[[WEF]\d{4} |^terminate called|^\s+what\(\):")  # what
 GOING_ON = ("waiting", "running", "unknown")
 TRAINERS_WORD = re.compile(r"trainer: (?!warning: |still waiting: |no more metrics)")  # why it ends
 SILENT = (*GOING_ON, "stopped")
-MISSED = re.compile(r"(\S+) was not heard of for ")  # the words of hostd, whose lease has run out
+# The words of hostd, whose lease has run out; and of what befell a host, there or as others were told of it.
+MISSED = re.compile(r"(\S+) was not heard of for ")
+BEFELL = re.compile(
+    r"(?:(?:rank \d+ was ended on )?(\S+): )?(its supervisor (?:was|is) .+|the log cannot be written: .+)"
+)
+LATER_S = 15.0  # what befalls a host so long after a rank has failed is not why
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,8 @@ def first_failure(
         verdicts = [explain(rank, tails.of(rank.rank), rank.rank in tails.oom, one_host) for rank in failed]
         verdicts.sort(key=lambda verdict: verdict.order)
         row = verdicts[0].row
+        if row is None and (cause := of_fallen_host(state, verdicts[0])):
+            return cause
         if row is not None and row.consequence:
             return to_blame(state, verdicts, tails, away or {}) or verdicts[0].cause
         if row is not None and row.id in ("ranks", "store_timeout"):
@@ -135,6 +142,11 @@ def ended_outside(state: RunState, away: Mapping[str, str]) -> Cause | None:
     """A run that no rank's failure ended."""
     if state.state == "failed":
         ended = [rank for rank in state.ranks.values() if rank.reason]
+        if fallen := fallen_host(state):
+            host, why = fallen
+            row = find([why])
+            text = f"the run was ended on {host}: {why}" + (f" ({row.cause})" if row else "")
+            return Cause(None, host, text, in_words(row.fix, host) if row else "", id=row.id if row else "")
         if ended:
             missed = {rank.host: match[1] for rank in ended for match in [MISSED.match(rank.reason)] if match}
             cut_off = lonely_leader(state, missed)
@@ -146,13 +158,40 @@ def ended_outside(state: RunState, away: Mapping[str, str]) -> Cause | None:
             host = missed.get(teller.host, teller.host)
             return Cause(None, host, text, fix, id=row.id if row else "")
     if state.state == "lost":
-        host = next((r.host for r in state.ranks.values() if r.state in GOING_ON), "")
+        # One that can still be running knows of nothing; what is not known is not told by its host.
+        open_ = [rank for rank in state.ranks.values() if rank.state in GOING_ON]
+        open_.sort(key=lambda rank: (rank.state != "unknown", rank.host not in away))
+        host = open_[0].host if open_ else ""
         host = next(iter(away), host) if host == "?" else host  # nobody here knows where it is, if not there
         if host in away:
             return Cause(None, host, f"{away[host]}, and its ranks have not said how they ended", GONE_FIX)
         text = f"the supervisor on {host} is gone and has not said how its ranks ended"
         return Cause(None, host, text, "`ringctl stop` ends what is left of the run")
     return None
+
+
+def fallen_host(state: RunState) -> tuple[str, str] | None:
+    """The host whose own end, or that of its supervisor, ended the run, and what is said of it: by itself, or
+    by those that were told."""
+    found = [(rank.host, match) for rank in state.ranks.values() if (match := BEFELL.fullmatch(rank.reason))]
+    told = [(match[1] or host, match[2], match[1] in (None, host)) for host, match in found]
+    hosts = {rank.host for rank in state.ranks.values()}
+    believed = sorted((who for who in told if who[0] in hosts), key=lambda who: not who[2])
+    return believed[0][:2] if believed else None
+
+
+def of_fallen_host(state: RunState, first: Verdict) -> Cause | None:
+    """The same where ranks failed since, or for want of its ranks."""
+    fallen = fallen_host(state)
+    if fallen is None:
+        return None
+    host, why = fallen
+    rank = next((r for r in state.ranks.values() if r.host == host and r.state in SILENT), None)
+    if rank is None or (rank.ended or 0.0) > (first.rank.ended or 0.0) + LATER_S:
+        return None
+    row = find([why])
+    how = f"was ended: {why}" + (f" ({row.cause})" if row else "")
+    return blamed(rank, first, how, row.fix if row else "", row.id if row else "")
 
 
 def lonely_leader(state: RunState, missed: Mapping[str, str]) -> str:
@@ -249,6 +288,8 @@ def to_blame(
         return blamed(
             gone[0], first, f"cannot be heard any more ({away[gone[0].host]})", GONE_FIX, "host_gone"
         )
+    if cause := of_fallen_host(state, first):
+        return cause
     left = [
         r
         for r in state.ranks.values()
@@ -266,11 +307,12 @@ def to_blame(
 
 
 def blamed(rank: RankState, waiting: Verdict, how: str, fix: str, id_: str, **more: object) -> Cause:
-    """The sentence for a rank that made another one fail."""
+    """The sentence for a rank that made another one fail; one that does not say why has failed then."""
     other, inner = waiting.rank, waiting.cause.trace[-1:]
     where = f" in `{inner[0].text}`" if inner and inner[0].text else ""
     who = f"rank {rank.rank} on {rank.host}{at_step(rank)}"
-    text = f"{who} {how}; rank {other.rank} on {other.host} waited for it{where}"
+    then = f"waited for it{where}" if waiting.row else "failed then"
+    text = f"{who} {how}; rank {other.rank} on {other.host} {then}"
     cause = Cause(rank.rank, rank.host, text, in_words(fix, rank.host), waiting.cause.lines, id_)
     return replace(cause, **more)  # type: ignore[arg-type]  # fields of Cause
 

@@ -164,6 +164,7 @@ class Ending:
             self.tell_the_end("stopped" if self.stop_requested else "failed")
 
     def tell_the_end(self, state: str) -> None:
-        """How it ended here."""
+        """How it ended here; what befell this supervisor by itself, with whose that is."""
         if self.lease is not None:
-            self.lease.bye(state, "stopped" if state == "stopped" else self.reason)
+            own = f"{self.plan['host']}: " if self.reason in (KILLED, TOLD_TO_END) else ""
+            self.lease.bye(state, "stopped" if state == "stopped" else own + self.reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -402,6 +403,71 @@ def test_a_run_whose_supervisor_was_killed_says_where() -> None:
     cause = cause_of(run_of(ended))
     assert cause.text.startswith("the run was ended on h0: its supervisor was killed (logind ended")
     assert cause.fix == "`loginctl enable-linger` on h0"
+
+
+KILLED = RankState(
+    2,
+    "h2",
+    state="stopped",
+    signal="SIGKILL",
+    reason="its supervisor was killed",
+    ended=3.0,
+    metric={"step": 7},
+)
+GONE = "its supervisor is gone, and has not said how its ranks ended"
+
+
+@pytest.mark.parametrize(
+    ("said", "then"),
+    [("RuntimeError: Connection closed by peer [10.0.0.3]:5", "waited for it"), ("lost", "failed")],
+)
+def test_a_host_whose_supervisor_was_killed_is_named_and_not_the_ranks_that_failed_for_want_of_it(
+    said: str, then: str
+) -> None:
+    """Also if nobody knows the words of those; nor the one that was healthy, and was ended with them."""
+    ended = RankState(1, "h1", state="stopped", reason="rank 0 failed", ended=2.5)
+    state = run_of(failed(0, ended=2.0), ended, KILLED)
+    tails = seen(line(0, "err", said), stack(1, *SLEEPING))
+    cause = first_failure(state, tails)
+    assert cause is not None
+    assert (cause.rank, cause.host, cause.fix) == (2, "h2", "`loginctl enable-linger` on h2")
+    assert cause.text.startswith("rank 2 on h2, after step 7, was ended: its supervisor was killed (")
+    assert f"; rank 0 on h0 {then}" in cause.text
+
+
+def test_a_rank_that_failed_long_before_a_supervisor_was_killed_did_so_by_itself() -> None:
+    late = replace(KILLED, ended=60.0)
+    cause = first_failure(run_of(failed(0, ended=2.0), late), seen(line(0, "err", "my own words")))
+    assert cause is not None
+    assert cause.text == "rank 0 on h0 exited with code 1: my own words"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        f"h1: {GONE}",
+        "rank 1 was ended on h1: its supervisor was killed",
+        "h1: its supervisor was told to end (SIGTERM), and nobody had stopped the run",
+    ],
+)
+def test_what_befell_another_host_is_told_of_that_one(told: str) -> None:
+    """Whoever was told of it ended its ranks for that."""
+    ended = RankState(0, "h0", state="stopped", reason=told)
+    cause = cause_of(run_of(ended, RankState(1, "h1", state="stopped")))
+    assert cause.host == "h1"
+    assert cause.text.startswith("the run was ended on h1: its supervisor ")
+    assert "h0" not in cause.text + cause.fix
+
+
+def test_what_befell_a_host_that_the_run_is_not_on_is_not_believed() -> None:
+    cause = cause_of(run_of(RankState(0, "h0", state="stopped", reason=f"elsewhere: {GONE}")))
+    assert cause.host == "h0"
+
+
+def test_a_lost_run_does_not_name_a_host_whose_ranks_go_on() -> None:
+    unknown = RankState(1, "h1", state="unknown")
+    cause = cause_of(run_of(running(0), unknown, state="lost"))
+    assert "supervisor on h1 is gone" in cause.text
 
 
 def test_a_lost_run_says_where_and_how_to_end_the_rest() -> None:

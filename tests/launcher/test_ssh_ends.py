@@ -63,13 +63,15 @@ def supervisor(cluster: Hosts, host: str) -> dict[str, int]:
 # --- One host loses its part ---------------------------------------------------------------------
 
 
-def test_when_a_supervisor_is_killed_the_run_ends_everywhere_and_the_host_is_named(
-    cluster: Hosts, launch: Launch
+@pytest.mark.parametrize(("name", "how"), [("KILL", "killed"), ("TERM", "told to end (SIGTERM)")])
+def test_when_a_supervisor_is_ended_the_run_ends_everywhere_and_the_host_is_named(
+    cluster: Hosts, launch: Launch, name: str, how: str
 ) -> None:
     pid = supervisor(cluster, "server2")["hostd"]
-    cluster.run("server2", "kill", "-KILL", str(pid))
+    cluster.run("server2", "kill", f"-{name}", str(pid))
     said = launch.ended(1)
-    assert "server2: its supervisor was killed" in said.partition("failed first:")[2].splitlines()[0]
+    first = said.partition("failed first:")[2].splitlines()[0]
+    assert f"the run was ended on server2: its supervisor was {how}" in first
     assert eventually(lambda: not hosts.left_on(cluster)), hosts.left_on(cluster)
 
 

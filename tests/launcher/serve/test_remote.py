@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -184,9 +184,8 @@ def test_lines_since_a_moment_are_shown_also_if_a_host_brought_older_ones_after_
         assert asked(service, "logs", PLAN.run, "--since", "1h") == "[0 h0] new\n[1 h1] new too\n"
 
 
-def test_lines_that_are_lost_are_told_to_whoever_reads_the_log(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def record_two_attempts(gaps: Collection[int] = ()) -> None:
+    """Both on two hosts, of which the first has lost lines. Where there are `gaps`, one was not heard."""
     shown = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     hosts = tuple(
         replace(host, ranks=tuple(replace(rank, env=shown) for rank in host.ranks)) for host in PLAN.hosts
@@ -207,8 +206,14 @@ def test_lines_that_are_lost_are_told_to_whoever_reads_the_log(
             last = [ended(plan.attempt, "h0", 16 + plan.attempt), ended(plan.attempt, "h1", 0)]
             state = fold.fold(replace(fold.initial(plan), state="failed", started=1.0), last[0])
             book.append([said, *last], plan.attempt, {}, state)
-            book.finish(Outcome(state, None))
+            book.finish(Outcome(state, None), gap=plan.attempt in gaps)
     history.mark(PLAN.run, "failed", error="", attempt=2)
+
+
+def test_lines_that_are_lost_are_told_to_whoever_reads_the_log(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    record_two_attempts()
     first, second = (
         f"h0: {count} lines of its log are lost: they could not be written down\n" for count in (17, 18)
     )
@@ -226,6 +231,36 @@ def test_lines_that_are_lost_are_told_to_whoever_reads_the_log(
         cli_remote_logs.attached(service.client(), PLAN.run, as_json=False)
         told = "".join(capfd.readouterr())
         assert (told.count(first), told.count(second)) == (1, 1)
+
+
+def test_a_log_of_which_a_host_has_more_is_told_to_be_no_whole_one(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    record_two_attempts(gaps=(1,))
+    missing = "attempt 1: part of its log is missing: a host that has it could not be heard\n"
+    previous = ("logs", PLAN.run, "--previous")
+    with serving() as service:
+        there = ("--server", service.url)
+        for words in ((), ("--json",), ("--download", str(tmp_path))):
+            told = ringctl(*there, *previous, *words, code=4).stderr
+            assert told.count(missing) == 1, words
+        for words in ((), ("--follow",)):
+            assert missing not in ringctl(*there, "logs", PLAN.run, *words).stderr, (
+                "of the second all is there"
+            )
+        assert "part of its log is missing" in asked(service, "report", PLAN.run, "--markdown")
+        capfd.readouterr()
+        cli_remote_logs.attached(service.client(), PLAN.run, as_json=False)
+        assert "".join(capfd.readouterr()).count(missing) == 1
+    exported = json.loads(ringctl("runs", "export", PLAN.run).stdout.splitlines()[0])
+    assert [attempt["gap"] for attempt in exported["attempts"]] == [True, False]
+
+
+def test_whoever_follows_a_log_of_which_a_host_has_more_is_told_in_the_end() -> None:
+    record_two_attempts(gaps=(2,))
+    with serving() as service:
+        told = ringctl("--server", service.url, "logs", PLAN.run, "--follow", code=4).stderr
+    assert told.count("attempt 2: part of its log is missing") == 1
 
 
 def test_events_and_files_are_as_without_a_service(
