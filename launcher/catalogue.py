@@ -527,8 +527,8 @@ THEMES: tuple[tuple[str, tuple[Row, ...]], ...] = (
                 "logout_kill",
                 "the process is gone after logging out",
                 (r"its supervisor was killed",),
-                "logind ended what the user had left running (KillUserProcesses=yes), or somebody killed the "
-                "supervisor",
+                "logind ended what the user had left running (KillUserProcesses=yes), or somebody, or the "
+                "kernel for want of memory, killed the supervisor",
                 "`loginctl enable-linger` on {host}",
                 seen_by="logind's configuration and whether the user lingers",
             ),

@@ -123,7 +123,10 @@ class Commands(click.Group):
             return super().invoke(context)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still buffered
-            return 1 if context.invoked_subcommand == "launch" else 0  # it has not seen how its run ends
+            if context.invoked_subcommand != "launch":
+                return 0
+            click.echo("nobody reads this any more; a run that was started goes on", err=True)
+            return 1  # it has not seen how that ends
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -40,6 +40,8 @@ LONGEST_EVENT = 1 << 20  # bytes; what is longer is looked at before it is decod
 LONGEST_HEAD = 300  # what comes before the text of a line
 NOT_AS_AGREED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 NOT_STARTED = "was not started on this host"  # hostd's words
+LATER_NOT_STARTED = re.compile(rf"attempt (?!1 )\d+ of run \S+ {NOT_STARTED}")
+EARLIER = "`ringctl logs --previous` shows the attempt before it"
 GONE = "its supervisor is gone, and has not said how its ranks ended"
 LINE, TEXT = b'{"kind":"line"', b'"text":"'
 TOO_MUCH = "an event that holds more than any"
@@ -497,7 +499,8 @@ class Heard:
         if piece.error:
             self._refused.add(host)
             if self._refused == self.hosts:
-                raise RingctlError(f"{host}: {piece.error}")
+                fix = EARLIER if LATER_NOT_STARTED.match(piece.error) else ""
+                raise RingctlError(f"{host}: {piece.error}", fix=fix)
         missed = piece.error and not (self.some and NOT_STARTED in piece.error)
         if missed or piece.state == "lost":
             self.lost = {**self.lost, host: piece.error or GONE}

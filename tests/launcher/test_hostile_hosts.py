@@ -516,6 +516,12 @@ def test_a_host_that_is_given_up_for_what_it_says_is_believed_up_to_there() -> N
     assert [event.data["text"] for update in updates for event in update.events] == ["x"]
 
 
+def test_of_an_attempt_that_did_not_start_it_is_said_how_to_see_the_one_before() -> None:
+    refused = {"kind": "error", "time": 1e9, "error": "attempt 2 of run r1 was not started on this host"}
+    with pytest.raises(RingctlError, match=r"not started on this host\n.*--previous"):
+        list(follow({"liar": liar(telling(refused))}, "r1", live=False, attempt=2))
+
+
 DEEP: Any = 1
 for _ in range(400):
     DEEP = {"a": DEEP}

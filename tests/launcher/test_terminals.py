@@ -153,6 +153,13 @@ def test_a_reader_who_leaves_or_never_was_is_no_reason_for_a_traceback() -> None
         assert ("a disk that is full" in done.stderr) is full, args
 
 
+def test_a_launch_whose_reader_leaves_says_that_the_run_goes_on() -> None:
+    line = f"{shlex.join(RINGCTL)} launch --local --world 1 -- sh -c 'seq 1000; sleep 600' | head -n 2"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "a run that was started goes on" in done.stderr) == (1, True)
+    ringctl("stop")
+
+
 # --- Homes ---------------------------------------------------------------------------------------
 
 
