@@ -26,7 +26,7 @@ LONGEST = 2000  # what is kept of a line
 SHOWN_LINES = 20
 OF_TORCH = re.compile(r"^\[[WEF]\d{4} |^terminate called|^\s+what\(\):")  # what its C++ part prints
 GOING_ON = ("waiting", "running", "unknown")
-TRAINERS_WORD = re.compile(r"trainer: (?!warning: |still waiting: |no more metrics)")  # why it ends
+TRAINERS_WORD = re.compile(r"trainer: (?!warning: |still waiting: )")  # why it ends
 SILENT = (*GOING_ON, "stopped")
 # The words of hostd, whose lease has run out; and of what befell a host, there or as others were told of it.
 MISSED = re.compile(r"(\S+) was not heard of for ")

@@ -172,8 +172,11 @@ def was_stopped(ranks: Mapping[int, RankState]) -> bool:
 
 
 def result(state: RunState, key: str) -> Any:
-    """The newest value of a metric that all ranks agree on, such as the test accuracy; else None."""
-    return next((r.metric[key] for r in state.ranks.values() if key in r.metric), None)
+    """The newest value of a metric that all ranks agree on, such as the test accuracy; else None. A rank that
+    has told its end goes first: what another said last may be older, if its disk was full."""
+    told = [rank.metric for rank in state.ranks.values() if key in rank.metric]
+    ended = [metric for metric in told if "parameters_sha256" in metric]
+    return next((metric[key] for metric in (*ended, *told)), None)
 
 
 # The last is that of a run which a service was to start.

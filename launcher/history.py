@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from launcher import database
 from launcher.errors import NotKept, RingctlError
-from launcher.fold import ENDED
+from launcher.fold import ENDED, result
 from launcher.model import Host, Inventory, Plan, RunState, from_json, to_json
 from launcher.plan import LaunchOptions
 from launcher.text import number
@@ -278,7 +278,7 @@ def told_by(end: RunState | None) -> dict[str, Any]:
     if end is None:
         return {}
     metrics = [rank.metric for rank in end.ranks.values()]
-    told = {key: figure(key, next((each[key] for each in metrics if key in each), None)) for key in TOLD}
+    told = {key: figure(key, result(end, key)) for key in TOLD}
     speeds = [number(metric.get("samples_per_s")) for metric in metrics]
     told["samples_per_s"] = figure("samples_per_s", sum(filter(None, speeds))) or None
     return {key: value for key, value in told.items() if any(key in metric for metric in metrics)}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 WATCHDOG_S = 30.0  # ranks that made no progress for so long, and for ten of their usual steps, are looked at
 USUAL_STEPS = 10
-UNTOLD_TIMES = 6  # ranks that tell no steps may stand still this much longer when another host is silent
+UNTOLD_TIMES = 6  # ranks whose steps are not known may stand still this much longer if a host is silent
 STACK_S = 0.5  # a rank writes its stack within this; if it has not in half of it, it is asked the other way
 MOST_FRAMES = 40
 THREADS = ("Current thread", "Thread", "Stack")  # a dump of each begins with one of these
@@ -38,13 +38,15 @@ class Progress:
         self.usual = 0.0  # seconds between two signs of progress, over the last few
         self.signs = 0
         self.excused = False  # for a time since then
+        self.untold = False  # steps since then may be lost on a disk that could not be written
         self.step: object = None
 
     def made(self) -> None:
         now = time.monotonic()
         new = 0.2 if self.signs > 1 else 1.0  # how long it took to begin says nothing once there is more
-        self.usual = (1.0 - new) * self.usual + new * (now - self.at)
-        self.at, self.excused = now, False
+        if not self.untold:
+            self.usual = (1.0 - new) * self.usual + new * (now - self.at)
+        self.at, self.excused, self.untold = now, False, False
         self.signs += 1
 
     def printed(self) -> None:
@@ -68,10 +70,12 @@ class Progress:
 
     def stood(self, lease: float, silence: float) -> bool:
         """Whether there was none for as long as the lease, and for ten usual steps. Where no steps are told,
-        nobody knows: printed lines may mean nothing, so another host's silence has to be a long one."""
+        nobody knows: printed lines may mean nothing, so another host's silence has to be a long one. Where
+        they may be lost, the time without one has to be."""
         if self.step is None:
             return silence > UNTOLD_TIMES * lease
-        return time.monotonic() - self.at > max(lease, USUAL_STEPS * self.usual)
+        least = UNTOLD_TIMES * lease if self.untold else lease
+        return time.monotonic() - self.at > max(least, USUAL_STEPS * self.usual)
 
     def lacks(self, times: float) -> bool:
         """Whether there was none for `times` as long as one waits for it; never if that is 0 or less."""

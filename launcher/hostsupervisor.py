@@ -212,8 +212,13 @@ class Supervisor:
                     send(rank.pid, number, group=True)
 
     def mind_the_disk(self, clock: float) -> None:
-        """Try again to write what waits for room. Ranks that say more than can wait are ended."""
-        if self.log.flush() or self.log.held <= HELD_BYTES or self.ending.reason:
+        """Try again to write what waits for room. Ranks that say more than can wait are ended. What we cannot
+        write the ranks can not either: their metrics are on the same disk."""
+        written = self.log.flush()
+        if not written or self.unsaved is not None:
+            for rank in self.ranks:
+                rank.progress.untold = True
+        if written or self.log.held <= HELD_BYTES or self.ending.reason:
             return
         self.ending.fail(f"{self.plan['host']}: the log cannot be written: {self.log.problem}", clock)
 

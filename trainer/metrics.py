@@ -22,12 +22,13 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 INTERVAL_S = 0.25
+LAST_S = 5.0  # a full disk may have room again within this, and nothing comes after the last record
 
 
 class Counters(Protocol):
@@ -109,8 +110,10 @@ class Metrics:
     def epoch_done(self, accuracy: float) -> None:
         self._write(self._unwritten if self._unwritten.steps else self.this_epoch, accuracy=accuracy)
 
-    def run_done(self, accuracy: float, parameters_sha256: str) -> None:
-        self._write(self.whole_run, accuracy=accuracy, final=True, parameters_sha256=parameters_sha256)
+    def run_done(self, accuracy: float, parameters_sha256: str, patience: float = LAST_S) -> None:
+        """Write the last record; where that fails, again and again for so many seconds."""
+        end = {"accuracy": accuracy, "final": True, "parameters_sha256": parameters_sha256}
+        self._lines.append_last(self._record(self.whole_run, **end), patience)
         self._lines.close()
 
     def state_dict(self) -> dict[str, Any]:
@@ -124,41 +127,68 @@ class Metrics:
         self.whole_run, self._begun_earlier = Span(**state["whole_run"]), Span(**state["this_epoch"])
 
     def _write(self, span: Span, **extra: object) -> None:
+        if self._lines.append(self._record(span, **extra)):
+            self._unwritten = Span()
+        self._written = time.monotonic()  # also if it failed: the next try is as far away as the next record
+
+    def _record(self, span: Span, **extra: object) -> dict[str, object]:
         progress = {"step": self.step, "steps": self.steps, "epoch": self.epoch, "epochs": self.epochs}
         counts = {"bytes_sent": self.bytes_sent} | ({"skipped": self.skipped} if self.skipped else {})
-        self._lines.append({"time": time.time(), **progress, **span.record(), **counts, **extra})
-        self._unwritten = Span()
-        self._written = time.monotonic()
+        return {"time": time.time(), **progress, **span.record(), **counts, **extra}
 
 
 class Lines:
-    """A file that grows by one JSON object a line, each in a single write: no reader sees half a line.
+    """A file that grows by one JSON object a line, each in a single write where there is room: no reader
+    sees half a line there.
 
     With the path "" nothing is written. A file that cannot be written is told once and does not end the
-    training.
+    training: that record is left out, and the next one is tried.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._descriptor: int | None = None
+        self._torn = False  # the file ends in half a line
+        self._told = False
         if path:
-            with self._tell_once():
-                self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._try(b"")
 
-    def append(self, record: Mapping[str, object]) -> None:
-        if self._descriptor is not None:
-            with self._tell_once():
-                os.write(self._descriptor, json.dumps(record, allow_nan=False).encode() + b"\n")
+    def append(self, record: Mapping[str, object]) -> bool:
+        """Whether nothing of it is lost."""
+        return not self._path or self._try(json.dumps(record, allow_nan=False).encode() + b"\n")
+
+    def append_last(self, record: Mapping[str, object], patience: float) -> None:
+        """The one record that is worth waiting for room, for so many seconds."""
+        until = time.monotonic() + patience
+        while not self.append(record):
+            if time.monotonic() >= until:
+                tell(f"the last metrics record could not be written to {self._path}")
+                return
+            time.sleep(INTERVAL_S)
 
     def close(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
-    @contextmanager
-    def _tell_once(self) -> Iterator[None]:
+    def _try(self, line: bytes) -> bool:
+        """Whether all of it is written; half of one that is not spoils only itself."""
         try:
-            yield
+            if self._descriptor is None:
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+                self._descriptor = os.open(self._path, flags, 0o600)
+            rest = b"\n" + line if self._torn else line
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+                self._torn = bool(rest)
         except OSError as error:
-            print(f"trainer: no more metrics, cannot write {self._path}: {error.strerror}", file=sys.stderr)
-            self.close()
+            if not self._told:
+                tell(f"metrics are lost as long as {self._path} cannot be written: {error.strerror}")
+            self._told = True
+            return False
+        return True
+
+
+def tell(warning: str) -> None:
+    with suppress(OSError):  # stderr may be a file on the same disk
+        print(f"trainer: warning: {warning}", file=sys.stderr, flush=True)

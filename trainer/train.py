@@ -31,7 +31,7 @@ from trainer.config import DEFAULT_EPOCHS, Config
 from trainer.data import Dataset, Images
 from trainer.errors import InputError, TrainerError
 from trainer.flat import Flat
-from trainer.metrics import Metrics
+from trainer.metrics import LAST_S, Metrics
 from trainer.models import MODELS
 from trainer.optim import SGD
 from trainer.saver import Saver, saving
@@ -225,7 +225,8 @@ def train_from(state: State, saver: Saver, dataset: Dataset, config: Config) -> 
         report_epoch(metrics, accuracy)
 
     is_saved = saver.wait()
-    metrics.run_done(accuracy, flat.sha256())
+    # The others wait for this rank in the end: it must lose its patience with a full disk before they do.
+    metrics.run_done(accuracy, flat.sha256(), patience=min(LAST_S, config.timeout / 2))
     say(f"test accuracy {100 * accuracy:.1f} %")
     if not is_saved:
         raise TrainerError(f"the training is done, but its end could not be saved in {saver.folder}")

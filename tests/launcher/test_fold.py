@@ -132,6 +132,15 @@ def test_a_result_is_what_any_rank_said() -> None:
     assert fold.result(run, "parameters_sha256") is None
 
 
+def test_a_result_is_that_of_a_rank_that_told_its_end() -> None:
+    run = folded(
+        2,
+        event("metric", 0, 1.0, accuracy=0.5, step=7),
+        event("metric", 1, 2.0, accuracy=0.97, step=9, parameters_sha256="abc"),
+    )
+    assert [fold.result(run, key) for key in ("accuracy", "step")] == [0.97, 9]
+
+
 @pytest.mark.parametrize(
     "command", ["exit 0", "exit $RANK", "kill -KILL $$", "test $RANK = 0 || sleep 600; exit 3"]
 )

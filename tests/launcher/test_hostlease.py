@@ -291,3 +291,17 @@ def test_ranks_do_not_stand_still_for_a_time_in_which_nobody_could_look() -> Non
     progress.at -= 9.0
     progress.slept(25.0, time.monotonic())
     assert progress.stood(8.0, 30.0), "once: who always looks late sees it, too"
+
+
+def test_where_steps_may_be_lost_a_longer_time_without_one_is_no_standstill_but_not_an_endless_one() -> None:
+    progress = Progress("")
+    for step in (1, 2):
+        progress.stepped({"step": step})
+    progress.untold = True
+    progress.at -= 9.0
+    assert not progress.stood(8.0, 600.0), "though the other host is silent for long"
+    progress.at -= 40.0
+    assert progress.stood(8.0, 9.0)
+    progress.stepped({"step": 3})
+    progress.at -= 9.0
+    assert progress.stood(8.0, 9.0), "it has told its steps again, and how long it had not is no usual step"

@@ -238,6 +238,39 @@ def test_a_log_and_a_state_that_cannot_be_written_for_a_moment_are_written_later
     assert json.loads((tmp_path / "state.json").read_text())["run"] == RUN
 
 
+@pytest.mark.parametrize("what", ["state", "log"])
+def test_ranks_do_not_stand_still_because_their_steps_cannot_be_written(tmp_path: Path, what: str) -> None:
+    metrics = tmp_path / "metrics"
+    spec = {"rank": 0, "local_rank": 0, "argv": [], "env": {"RINGCTL_METRICS": str(metrics)}}
+    plan, rank = {"run": RUN, "name": "", "attempt": 1, "world": 1, "host": "here"}, Rank(spec)
+    supervisor = Supervisor(str(tmp_path), plan, {}, [rank])
+    written = os.dup(supervisor.log.fd)
+
+    def stands_still() -> bool:
+        rank.progress.at -= 9.0
+        supervisor.next_heartbeat = 0.0
+        for _ in range(2):
+            supervisor.tick()
+        return rank.progress.stood(8.0, 9.0)
+
+    metrics.write_text('{"step": 1}\n')
+    supervisor.tick()
+    if what == "state":
+        (tmp_path / "state.json").unlink()
+        (tmp_path / "state.json").mkdir()
+    else:
+        os.dup2(os.open(tmp_path / "events-1-000001.jsonl", os.O_RDONLY), supervisor.log.fd)
+        supervisor.log.event("waits")
+    assert not stands_still()
+    if what == "state":
+        (tmp_path / "state.json").rmdir()
+    os.dup2(written, supervisor.log.fd)
+    assert not stands_still(), "nobody knows yet"
+    metrics.write_text('{"step": 1}\n{"step": 2}\n')
+    supervisor.tick()
+    assert stands_still()
+
+
 def test_once_there_is_room_again_what_had_waited_for_it_is_not_taken_for_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

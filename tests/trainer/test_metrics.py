@@ -3,6 +3,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -148,6 +153,89 @@ def test_a_file_that_cannot_be_written_is_told_once_and_training_goes_on(
     assert len(told) == 2
     assert "No such file or directory" in told[0]
     assert "No space left on device" in told[1]
+
+
+@contextmanager
+def no_file_longer_than(size: int) -> Iterator[None]:
+    """Like a full disk: what there is room for is written, and then nothing."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_once_there_is_room_again_records_go_on_and_half_a_record_spoils_only_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = Lines(str(path))
+    assert lines.append({"a": 1})
+    with no_file_longer_than(12):
+        assert [lines.append({"a": number}) for number in (2, 3)] == [False, False]
+    assert [lines.append({"a": number}) for number in (4, 5)] == [True, True]
+    lines.close()
+    assert path.read_text().splitlines() == ['{"a": 1}', '{"a', '{"a": 4}', '{"a": 5}']
+    why = f"metrics are lost as long as {path} cannot be written: File too large"
+    assert capsys.readouterr().err == f"trainer: warning: {why}\n"
+
+
+def test_a_file_that_could_not_be_made_is_made_with_a_later_record(tmp_path: Path) -> None:
+    path = tmp_path / "later" / "metrics.jsonl"
+    lines = Lines(str(path))
+    path.parent.mkdir()
+    lines.append({"a": 1})
+    lines.close()
+    assert records(path) == [{"a": 1}]
+
+
+@pytest.mark.usefixtures("capsys")
+def test_steps_whose_record_is_lost_count_in_the_next_one(tmp_path: Path, now: list[float]) -> None:
+    path = tmp_path / "metrics.jsonl"
+    rank = Metrics(str(path), steps=4, epochs=1)
+    rank.epoch_begins()
+    for loss, most in ((1.0, 0), (3.0, 1 << 20)):
+        now[0] += 1.0
+        with no_file_longer_than(most):
+            rank.step_done(loss, samples=1, comm_seconds=0.0, sync=Sent(0))
+    assert [(record["step"], record["loss"]) for record in records(path)] == [(2, 2.0)]
+
+
+@pytest.mark.usefixtures("capsys")
+def test_the_last_record_waits_for_room(
+    tmp_path: Path, now: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    rank = Metrics(str(path), steps=0, epochs=1)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if now[0] > 103.0:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+
+    monkeypatch.setattr("trainer.metrics.time.sleep", sleep)
+    with no_file_longer_than(0):
+        rank.run_done(0.9, "abc")
+    assert [record["parameters_sha256"] for record in records(path)] == ["abc"]
+
+
+def test_a_last_record_for_which_no_room_comes_is_given_up_and_told(
+    now: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("trainer.metrics.time.sleep", lambda seconds: now.append(now.pop() + seconds))
+    Metrics("/dev/full", steps=0, epochs=1).run_done(0.9, "abc", patience=2.0)
+    assert 102.0 <= now[0] < 103.0
+    told = capsys.readouterr().err.splitlines()[1:]
+    assert told == ["trainer: warning: the last metrics record could not be written to /dev/full"]
+
+
+def test_a_warning_for_which_there_is_no_room_either_does_not_end_the_training() -> None:
+    program = "from trainer.metrics import Lines; Lines('/dev/full').append({}); print('it goes on')"
+    with open("/dev/full", "w") as full:
+        told = subprocess.check_output([sys.executable, "-c", program], stderr=full)
+    assert told == b"it goes on\n"
 
 
 def test_without_a_path_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
