@@ -172,8 +172,10 @@ def was_stopped(ranks: Mapping[int, RankState]) -> bool:
 
 
 def result(state: RunState, key: str) -> Any:
-    """The newest value of a metric that all ranks agree on, such as the test accuracy; else None."""
-    return next((r.metric[key] for r in state.ranks.values() if key in r.metric), None)
+    """The newest value of a metric that all ranks agree on that tell of it, such as the test accuracy; else
+    None."""
+    told = [r.metric[key] for r in state.ranks.values() if r.metric.get(key) is not None]
+    return told[0] if told and all(value == told[0] for value in told) else None
 
 
 # The last is that of a run which a service was to start.
