@@ -172,11 +172,17 @@ def was_stopped(ranks: Mapping[int, RankState]) -> bool:
 
 
 def result(state: RunState, key: str) -> Any:
-    """The newest value of a metric that all ranks agree on, such as the test accuracy; else None. A rank that
-    has told its end goes first: what another said last may be older, if its disk was full."""
-    told = [rank.metric for rank in state.ranks.values() if key in rank.metric]
-    ended = [metric for metric in told if "parameters_sha256" in metric]
-    return next((metric[key] for metric in (*ended, *told)), None)
+    """The newest value of a metric that all ranks agree on that tell of it, such as the test accuracy; else
+    None."""
+    told = [metric[key] for metric in newest_told(state) if metric.get(key) is not None]
+    return told[0] if told and all(value == told[0] for value in told) else None
+
+
+def newest_told(state: RunState) -> list[Mapping[str, Any]]:
+    """What the ranks told last; of some that have told their end, theirs alone: that of others may be older,
+    if their disk was full."""
+    told = [rank.metric for rank in state.ranks.values()]
+    return [metric for metric in told if metric.get("parameters_sha256")] or told
 
 
 # The last is that of a run which a service was to start.

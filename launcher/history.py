@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from launcher import database
 from launcher.errors import NotKept, RingctlError
-from launcher.fold import ENDED, result
+from launcher.fold import ENDED, newest_told, result
 from launcher.model import Host, Inventory, Plan, RunState, from_json, to_json
 from launcher.plan import LaunchOptions
 from launcher.text import number
@@ -26,6 +26,7 @@ T = TypeVar("T")
 UNREADABLE = (OSError, ValueError, TypeError, KeyError, RecursionError)
 MOST_LAYOUTS = 50  # of a run; what hosts say of older attempts is not compared with any
 TOLD = ("step", "steps", "epoch", "epochs", "loss", "accuracy", "samples_per_s", "parameters_sha256")
+AGREED = ("accuracy", "parameters_sha256")  # of the whole run, and so of none where ranks tell others
 
 
 @dataclass(frozen=True)
@@ -278,7 +279,9 @@ def told_by(end: RunState | None) -> dict[str, Any]:
     if end is None:
         return {}
     metrics = [rank.metric for rank in end.ranks.values()]
-    told = {key: figure(key, result(end, key)) for key in TOLD}
+    first = {key: next((each[key] for each in newest_told(end) if key in each), None) for key in TOLD}
+    whole = {key: result(end, key) for key in AGREED}
+    told = {key: figure(key, value) for key, value in (first | whole).items()}
     speeds = [number(metric.get("samples_per_s")) for metric in metrics]
     told["samples_per_s"] = figure("samples_per_s", sum(filter(None, speeds))) or None
     return {key: value for key, value in told.items() if any(key in metric for metric in metrics)}

@@ -105,9 +105,11 @@ def opened(real: str) -> int:
 
 def command_list(request: dict[str, Any]) -> dict[str, Any]:
     base = run_folder(request.get("run"))
+    plan = plan_of(base)
     return {
         "steps": [step_in(base, *place) for place in step_places(base)],
-        "ranks": [int(rank["rank"]) for rank in plan_of(base)["ranks"]],
+        "ranks": [int(rank["rank"]) for rank in plan["ranks"]],
+        "world": int(plan["world"]),
         "metrics": metrics_in(base),
         "events": events_bytes(base),
         "checkpoint_dir": elsewhere(base),
@@ -198,7 +200,7 @@ def elsewhere(base: str) -> str:
 
 def plan_of(base: str) -> dict[str, Any]:
     """What this host was told to do in the last attempt that it took part in; without ranks, if nothing."""
-    nothing: dict[str, Any] = {"ranks": [], "workdir": ""}
+    nothing: dict[str, Any] = {"ranks": [], "workdir": "", "world": 0}
     try:
         return dict(nothing, **(read_json(os.path.join(base, "plan.json")) or {}))
     except OSError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -87,6 +86,7 @@ class Listing:
     metrics: tuple[MetricsFile, ...]
     events: int  # bytes of its log
     checkpoint_dir: str  # where it was told to put checkpoints, if that is not in the run's folder
+    world: int = 0  # how many ranks that attempt had on all hosts; 0: an older ringctl's answer does not say
 
 
 def listing(host: str, answer: Mapping[str, Any]) -> Listing:
@@ -112,7 +112,8 @@ def files_in(found: Listing) -> Iterable[FileAbout]:
 def numbers(found: Listing) -> Iterable[tuple[float, int]]:
     """Every number of a listing, and what it must stay below."""
     yield found.events, MOST
-    yield from ((rank, MOST_RANKS) for rank in found.ranks)
+    yield found.world, MOST_RANKS
+    yield from ((rank, found.world or MOST_RANKS) for rank in found.ranks)
     yield from ((file.bytes, MOST) for file in files_in(found))
     for file in found.metrics:
         yield from ((file.rank, MOST_RANKS), (file.attempt, MOST_RANKS), (file.bytes, MOST))
@@ -190,30 +191,28 @@ def checkpoints(listings: Mapping[str, Listing], all_heard: bool) -> list[Checkp
     for host, found in listings.items():
         for step in found.steps:
             there.setdefault((step.step, step.turn), {})[host] = step
-    now = {rank for found in listings.values() for rank in found.ranks}
-    worlds = {max(now, default=-1) + 1: now}
-    return [checkpoint(*place, there[place], worlds, all_heard) for place in sorted(there)]
+    now = {host: (found.world, frozenset(found.ranks)) for host, found in listings.items()}
+    return [checkpoint(*place, there[place], now, all_heard) for place in sorted(there)]
 
 
 def checkpoint(
     number: int,
     turn: int,
     there: Mapping[str, StepOnHost],
-    worlds: Mapping[int, Set[int]],
+    now: Mapping[str, Now],
     all_heard: bool,
 ) -> Checkpoint:
-    """One step, put together from what each host has of it, and the ranks that these hosts have in a world of
-    so many: with another number of ranks, those that a host has now are not those that wrote this."""
+    """One step, put together from what each host has of it, and the ranks that each host has now."""
     world, manifests = of_one_save([(part, host) for host, step in there.items() for part in step.manifests])
     first = manifests[0][0] if manifests else None
     parts = tuple(sorted(parts_in(there), key=lambda part: (part.rank, part.host)))
     models = copies(manifests, there)
     damaged = {(part.rank, part.host) for part in parts if part.problem}
+    # What an interrupted save has left need not be where the rank was that finished this one.
+    finished = {part.rank for part in parts if part.problem != NOT_FINISHED}
+    on_heard = finished.union(*also_then(world, manifests, now))
 
     def has_all(ranks: Set[int]) -> bool | None:
-        # What an interrupted save has left need not be where the rank was that finished this one.
-        finished = (part.rank for part in parts if part.problem != NOT_FINISHED)
-        on_heard = itertools.chain(finished, worlds.get(world or 0, ()))
         return are_all(world, ranks, on_heard, all_heard) if world else False
 
     complete = has_all({part.rank for part, host in manifests if (part.rank, host) not in damaged})
@@ -234,6 +233,16 @@ def checkpoint(
 
 
 Told = list[tuple[Manifest, str]]  # manifests, each with its host
+Now = tuple[int, Set[int]]  # of so many ranks, those that a host had in the last attempt that it took part in
+
+
+def also_then(world: int | None, manifests: Told, now: Mapping[str, Now]) -> Iterable[Set[int]]:
+    """The ranks of each host that it will have had when this was saved: it has finished some of them, and has
+    these and the others now, among as many ranks. An attempt may have had others, or on other hosts."""
+    then: dict[str, set[int]] = {}
+    for part, host in manifests:
+        then.setdefault(host, set()).add(part.rank)
+    return [now[host][1] for host, ranks in then.items() if world == now[host][0] and ranks <= now[host][1]]
 
 
 def of_one_save(told: Told) -> tuple[int | None, Told]:

@@ -114,17 +114,19 @@ def communication_share(metric: dict[str, Any] | Any) -> float | None:
 
 def progress_parts(state: RunState) -> list[str]:
     """Where the run is: epoch, step, loss, accuracy, speed, share of communication; what is known of it."""
-    first = next((rank.metric for rank in state.ranks.values() if "step" in rank.metric), None)
+    metrics = [rank.metric for rank in state.ranks.values()]
+    first = next((metric for metric in metrics if "step" in metric), None)
     if first is None:
         return []
-    speeds = [number(rank.metric.get("samples_per_s")) or 0.0 for rank in state.ranks.values()]
+    speeds = [number(metric.get("samples_per_s")) or 0.0 for metric in metrics]
     parts = []
     for key, total in (("epoch", "epochs"), ("step", "steps")):
         if key in first:
             parts.append(f"{key} {brief(first[key])}" + (f"/{brief(first[total])}" if total in first else ""))
     if "loss" in first:
         parts.append(f"loss {loss_text(first['loss'])}")
-    accuracy = number(fold.result(state, "accuracy"))
+    # Not what all agree on: ranks come to the end of an epoch one after the other.
+    accuracy = number(next((metric["accuracy"] for metric in metrics if "accuracy" in metric), None))
     if accuracy is not None:
         parts.append(f"accuracy {accuracy:.1%}")
     if any(speeds):

@@ -65,6 +65,7 @@ class Look(NamedTuple):
     has_manifest: bool = False  # of any rank
     has_model: bool = False  # a manifest here lists model.pt
     sha256: str = ""  # of an unfinished part, where somebody has a manifest
+    threads: str = ""  # of torch, if its part was saved with another number of them: which, and which now
 
 
 def newest_first(found: Mapping[Key, Collection[int]]) -> list[Key]:
@@ -138,6 +139,18 @@ def copy_taken(key: Key, sender: int, models: Sequence[tuple[int, str]]) -> str:
     """What to say when the model.pt of other ranks is not whole, and that of `sender` is."""
     said = ", ".join(f"rank {rank}: {text}" for rank, text in models)
     return f"the model of step {key.step} is taken from rank {sender}, for it is not whole elsewhere: {said}"
+
+
+def other_threads(key: Key, looks: Sequence[Look]) -> str:
+    """What to say when ranks go on with another number of threads than they had; "" if none does."""
+    changed: dict[str, list[str]] = {}
+    for rank, look in enumerate(looks):
+        if look.threads:
+            changed.setdefault(look.threads, []).append(str(rank))
+    said = ", ".join(f"rank {' and '.join(ranks)}: {threads}" for threads, ranks in changed.items())
+    return (
+        f"step {key.step} was saved with another number of threads ({said}): bits may differ" if said else ""
+    )
 
 
 def is_lost(looks: Sequence[Look]) -> bool:

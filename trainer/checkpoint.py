@@ -93,6 +93,7 @@ class Checkpoints:
         self._is_later = bool(made_by) and attempt > 1
         self._most_bytes = most_bytes  # that a file may have
         self._writer = {"trainer": agree.code_digest()[:12], "torch": torch.__version__}
+        self._threads = torch.get_num_threads()
         self._rank, self._world = group.rank(), group.world()
         self._hosts = hosts or [""] * self._world  # of each rank
         self._own = files.own_name(self._rank)
@@ -164,7 +165,8 @@ class Checkpoints:
     ) -> str:
         """Write this rank's part of a checkpoint; which ranks failed and how, "" if none did."""
         about: dict[str, Any] = {"version": files.VERSION, "step": step, "epoch": epoch, "rank": self._rank}
-        about |= {"run": self._run, "made_by": self._made_by, "written_by": self._writer, "files": {}}
+        about |= {"run": self._run, "made_by": self._made_by, "written_by": self._writer}
+        about |= {"threads": self._threads, "files": {}}
         contents = {self._own: own} | ({MODEL: shared} if self.writes_model else {})
 
         def write_files() -> None:
@@ -298,7 +300,8 @@ class Checkpoints:
         )
         if verdict == candidates.AFRESH:
             return part, candidates.problem(key, looks, damaged), True
-        return part, candidates.copy_taken(key, model.sender, damaged) if damaged else "", False
+        said = [candidates.copy_taken(key, model.sender, damaged)] if damaged else []
+        return part, "; ".join(filter(None, [*said, candidates.other_threads(key, looks)])), False
 
     def _look(self, folder: Path, key: Key) -> tuple[dict[str, Any] | None, Look]:
         """This rank's own part, if it is whole, and what it has found of the checkpoint."""
@@ -340,7 +343,9 @@ class Checkpoints:
             return None, Look(DAMAGED, _reason(error))
         if manifest.get("written_by") != self._writer:
             _warn(f"step {key.step} was saved by another version of the trainer or of torch: bits may differ")
-        return own, Look(WHOLE)
+        threads = files.count(manifest.get("threads"))  # None: from before it was written
+        is_other = threads not in (None, self._threads)
+        return own, Look(WHOLE, threads=f"{threads}, now {self._threads}" if is_other else "")
 
     def _strangers(self, folder: Path, key: Key, looks: Sequence[Look]) -> set[int]:
         """The ranks whose host has a part that an interrupted save has left, of another one than this."""

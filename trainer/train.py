@@ -208,15 +208,15 @@ def train_from(state: State, saver: Saver, dataset: Dataset, config: Config) -> 
                 for buffer, before in zip(state.model.buffers(), statistics, strict=True):
                     buffer.copy_(before)  # the forward pass has put what is not finite into them
             metrics.step_done(loss.item() if good else None, len(batch[1]), comm_seconds, strategy)
-            if metrics.step == metrics.steps:
+            is_last = metrics.step == metrics.steps
+            if is_last:
                 strategy.last_step_done()
             while strategy.notes:
                 say(strategy.notes.pop(0))
-            if config.check_sync and metrics.step % config.check_sync == 0:
+            # The end is compared in any case, and before it is saved: one that drifted is not to be kept.
+            if is_last or (config.check_sync and metrics.step % config.check_sync == 0):
                 agree.on_parameters(flat.sha256(), metrics.step)
-            if config.checkpoint_every and (
-                metrics.step % config.checkpoint_every == 0 or metrics.step == metrics.steps
-            ):
+            if config.checkpoint_every and (is_last or metrics.step % config.checkpoint_every == 0):
                 saver.save(metrics.step, metrics.epoch, state.shared(), state.own())
 
         share_batch_norm_statistics(state.model)

@@ -126,10 +126,23 @@ def test_the_exit_code_follows_from_the_state(status: RunStatus) -> None:
     assert fold.exit_code(run) == {"succeeded": 0, "stopped": 130}.get(status, 1)
 
 
-def test_a_result_is_what_any_rank_said() -> None:
-    run = folded(2, event("metric", 1, 1.0, accuracy=0.97))
-    assert fold.result(run, "accuracy") == 0.97
-    assert fold.result(run, "parameters_sha256") is None
+@pytest.mark.parametrize(
+    ("told", "result"),
+    [
+        ([(1, 0.97)], 0.97),
+        ([(0, 0.97), (1, 0.97)], 0.97),
+        ([(0, 0.5), (0, 0.97), (1, 0.97)], 0.97),
+        ([(0, None), (1, 0.97)], 0.97),
+        ([(0, 0.97), (1, 0.5)], None),
+        ([], None),
+    ],
+    ids=["by one", "by all", "by one again", "as nothing by one", "otherwise by one", "by none"],
+)
+def test_a_result_is_what_all_ranks_say_that_tell_of_it(
+    told: list[tuple[int, float | None]], result: float | None
+) -> None:
+    run = folded(3, *(event("metric", rank, 1.0, accuracy=value) for rank, value in told))
+    assert fold.result(run, "accuracy") == result
 
 
 def test_a_result_is_that_of_a_rank_that_told_its_end() -> None:

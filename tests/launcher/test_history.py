@@ -237,6 +237,19 @@ def test_figures_are_told_as_ranks_said_them() -> None:
     assert {key: listing.rows()[0][key] for key in history.TOLD} == said
 
 
+def test_a_list_has_no_result_of_a_run_whose_ranks_tell_different_ones() -> None:
+    ranks = {
+        rank: RankState(
+            rank, "a", "succeeded", metric={"step": 7, "accuracy": 0.5, "parameters_sha256": digest * 64}
+        )
+        for rank, digest in enumerate("ab")
+    }
+    remember()
+    history.close(replace(ended(state="succeeded"), ranks=ranks))
+    shown = listing.rows()[0]
+    assert [shown[key] for key in ("step", "accuracy", "parameters_sha256")] == [7, 0.5, None]
+
+
 def test_where_the_last_attempt_had_no_loss_that_of_an_earlier_one_is_not_shown() -> None:
     remember()
     history.close(ended())

@@ -442,6 +442,9 @@ def a_listing(**changes: Any) -> dict[str, Any]:
         {"metrics__0": []},
         {"events": 1e300},
         {"ranks": [None]},
+        {"world": -1},
+        {"world": "1"},
+        {"world": 1, "ranks": [1]},
     ],
     ids=str,
 )
@@ -461,8 +464,8 @@ def on_host(step: int, *ranks: int, world: int = 2, steps: int | None = None, tu
     return StepOnHost(step, 1.0, {**{f"rank-{r}.pt": 3 for r in ranks}, "model.pt": 3}, parts, (), turn)
 
 
-def host_with(*steps: StepOnHost, ranks: tuple[int, ...] = ()) -> Listing:
-    return Listing(steps, ranks, (), 0, "")
+def host_with(*steps: StepOnHost, ranks: tuple[int, ...] = (), world: int = 0) -> Listing:
+    return Listing(steps, ranks, (), 0, "", world)
 
 
 @pytest.mark.parametrize(
@@ -472,16 +475,45 @@ def host_with(*steps: StepOnHost, ranks: tuple[int, ...] = ()) -> Listing:
         ({"a": host_with(on_host(2, 0, 1))}, False, True),
         ({"a": host_with(on_host(2, 0))}, True, False),
         ({"a": host_with(on_host(2, 0))}, False, None),
-        ({"a": host_with(on_host(2, 0)), "b": host_with(ranks=(1,))}, False, False),
+        ({"a": host_with(on_host(2, 0), ranks=(0, 1), world=2)}, False, False),
+        ({"a": host_with(on_host(2, 0), ranks=(0, 1))}, False, None),
+        ({"a": host_with(on_host(2, 0), ranks=(0, 1), world=3)}, False, None),
+        ({"a": host_with(on_host(2, 0), ranks=(1,), world=2)}, False, None),
+        (
+            {"a": host_with(on_host(2, 0), ranks=(0,), world=2), "b": host_with(ranks=(1,), world=2)},
+            False,
+            None,
+        ),
         ({"a": host_with(on_host(2, 0, 1, world=4)), "b": host_with(on_host(2, 0, 1))}, True, True),
     ],
-    ids=["all", "all of those heard", "one missing", "one away", "one missing on one heard", "two worlds"],
+    ids=[
+        *("all", "all of those heard", "one missing", "one away", "one missing on one heard"),
+        *("of as many ranks as nobody says", "of fewer ranks than now", "of as many ranks on other hosts"),
+        *("one perhaps on another host then", "two worlds"),
+    ],
 )
 def test_a_checkpoint_is_complete_when_all_ranks_have_finished_it(
     answered: dict[str, Listing], all_heard: bool, complete: bool | None
 ) -> None:
     (found,) = pull.checkpoints(answered, all_heard)
     assert found.complete is complete
+
+
+def test_a_host_tells_how_many_ranks_a_run_has_on_all_hosts() -> None:
+    with heard_of(saved("2", world=3)) as heard:
+        told = heard.listings["localhost"]
+    assert (told.ranks, told.world) == ((0, 1, 2), 3)
+
+
+def test_the_newest_model_is_pulled_though_the_hosts_that_answer_had_other_ranks_when_it_was_saved() -> None:
+    first, second = on_host(4, 0, world=3, steps=10), on_host(8, 0, world=2, steps=15)
+    answered = {
+        "a": host_with(first, ranks=(0,), world=3),
+        "b": host_with(on_host(4, 1, world=3, steps=10), second, ranks=(1,), world=3),
+    }
+    found = pull.checkpoints(answered, all_heard=False)
+    assert [(of.step, of.world, of.complete) for of in found] == [(4, 3, None), (8, 2, None)]
+    assert [of.step for of in pull.candidates(found, None)] == [8, 4]
 
 
 def test_of_two_models_of_one_step_the_one_is_pulled_of_which_more_is_there() -> None:

@@ -231,6 +231,36 @@ def test_bits_may_differ_when_another_version_saved_it_which_is_told(
     assert "step 6 was saved by another version of the trainer or of torch" in capsys.readouterr().err
 
 
+def test_bits_may_differ_where_a_rank_goes_on_with_another_number_of_threads_which_is_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def work(rank: int) -> None:
+        def checkpoints() -> Checkpoints:
+            return opened(tmp_path / str(rank), **{"--world-size": 2})
+
+        save(checkpoints(), 2)
+        assert checkpoints().newest("auto") is not None
+        torch.set_num_threads(1 + 2 * rank)
+        assert checkpoints().newest("auto") is not None
+
+    together(2, tmp_path, work)
+    assert capfd.readouterr().err == (
+        "trainer: warning: step 2 was saved with another number of threads (rank 1: 1, now 3): "
+        "bits may differ\n"
+    )
+
+
+def test_a_manifest_from_before_threads_were_noted_is_read(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = folder / "step-00000006" / "rank-0.json"
+    old = unsealed(manifest)
+    assert old.pop("threads") == torch.get_num_threads()
+    manifest.write_text(json.dumps(sealed(old)))
+    assert read_back(folder) == 6
+    assert capsys.readouterr().err == ""
+
+
 # --- Malice ---------------------------------------------------------------------------------------
 
 

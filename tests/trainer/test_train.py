@@ -171,9 +171,8 @@ class Infinite(torch.nn.Module):
         return self.last(self.normal(pixels))
 
 
-def test_a_rank_that_drifts_away_is_named_at_the_next_comparison(
-    tmp_path: Path, small: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def _rank_1_drifts(monkeypatch: pytest.MonkeyPatch) -> None:
     real_step = SGD.step
 
     def step(self: SGD, lr: float) -> None:
@@ -183,14 +182,38 @@ def test_a_rank_that_drifts_away_is_named_at_the_next_comparison(
 
     monkeypatch.setattr(SGD, "step", step)
 
+
+@pytest.mark.usefixtures("_rank_1_drifts")
+@pytest.mark.parametrize(("check_sync", "told"), [(2, 2), (0, 4)], ids=["next comparison", "end"])
+def test_a_rank_that_drifts_away_is_named_at_the_next_comparison_and_at_the_end(
+    check_sync: int, told: int, tmp_path: Path, small: str
+) -> None:
     def work(rank: int) -> str:
-        config = Config(rank=rank, world_size=3, steps=4, check_sync=2)
+        config = Config(rank=rank, world_size=3, steps=4, check_sync=check_sync)
         with pytest.raises(TrainerError) as caught:
             train_on(data.load(small, os.environ), config)
         return str(caught.value)
 
     for message in together(3, tmp_path, work):
-        assert message.startswith("rank 1 drifted: after step 2 its parameters differ from the other ranks'")
+        assert message.startswith(
+            f"rank 1 drifted: after step {told} its parameters differ from the other ranks'"
+        )
+
+
+@pytest.mark.usefixtures("_rank_1_drifts")
+@pytest.mark.parametrize("hosts", ["aa", "ab"], ids=["one model", "a model and its copy"])
+def test_the_end_of_a_run_whose_ranks_drifted_is_neither_saved_nor_told_as_its_result(
+    hosts: str, tmp_path: Path, small: str
+) -> None:
+    folder = tmp_path / "checkpoints"
+    options = ["--data", small, "--steps", "4", "--checkpoint-every", "4", "--checkpoint-dir", str(folder)]
+    for outcome in trained(2, tmp_path, *options, env=lambda rank: {"RINGCTL_HOST": hosts[rank]}):
+        assert outcome.exit_code == 1
+        assert outcome.err.startswith("trainer: rank 1 drifted: after step 4 its parameters differ"), (
+            outcome.err
+        )
+        assert not any("final" in record for record in outcome.records)
+    assert not list(folder.glob("step-*"))
 
 
 @pytest.mark.parametrize(
