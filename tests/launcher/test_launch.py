@@ -127,12 +127,14 @@ def test_a_reader_who_has_seen_enough_of_a_launch_ends_it_and_not_the_run() -> N
     for _ in range(6):
         assert launching.stdout.readline()
     launching.stdout.close()
-    assert launching.stderr.read() == ""
+    said = launching.stderr.read()
     launching.stderr.close()
     assert launching.wait(timeout=30) == 1, "it has not seen how the run ended"
     run = only_run()
-    assert is_alive(state(run)["ranks"][0]["pid"])
+    is_there = is_alive(state(run)["ranks"][0]["pid"])
     ringctl("stop", run)
+    assert is_there
+    assert said == "nobody reads this any more; a run that was started goes on\n"
 
 
 # --- Detached, and found again -------------------------------------------------------------------
