@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import json
 import math
 import operator
@@ -415,15 +416,9 @@ def follow(
     of the same attempt told; {} for such places from the first on. Where it is known that the attempt's ranks
     are on `rank_hosts`, no host is believed about others than its own. An update without news comes after
     `hold` seconds."""
-    pieces: queue.Queue[Piece] = queue.Queue(maxsize=4 * len(agents))
-    quit_ = threading.Event()
-    request = {"run": run, "follow": live, "attempt": attempt}
-    readers, clock = {}, Clock()
-    for name, agent in agents.items():
-        decoder = decoder_for(agent, run, attempt, after or {}, rank_hosts, clock)
-        readers[name] = Reader(agent, request, decoder, pieces, quit_, patience)
-    for reader in readers.values():
-        reader.start()
+    request, clock = {"run": run, "follow": live, "attempt": attempt}, Clock()
+    decoders = [decoder_for(each, run, attempt, after or {}, rank_hosts, clock) for each in agents.values()]
+    readers = Readers(agents.values(), decoders, request, patience)
     taken = None if after is None else Taken({name: after.get(name, first(attempt)) for name in agents})
     merger, heard = Merger(list(agents)), Heard(set(agents), some)
     came = time.monotonic()
@@ -431,10 +426,10 @@ def follow(
         while heard.open:
             began = time.monotonic()
             try:
-                piece = pieces.get(timeout=hold)
+                piece = readers.pieces.get(timeout=hold)
             except queue.Empty:
                 # Nobody has said anything: what is waiting for a quiet host has waited long enough.
-                stuck = began > came + STUCK_S and not all(map(merger.has_room, readers))
+                stuck = began > came + STUCK_S and not all(map(merger.has_room, agents))
                 events = merger.ready(math.inf) if stuck else []
             else:
                 came = time.monotonic()
@@ -446,16 +441,12 @@ def follow(
                 merger.let_go(heard.waited(time.monotonic() - began, clock.now()))
             if not heard.behind:
                 events += merger.ready(clock.now() - HOLD_S)
-            for name, reader in readers.items():
-                reader.may_go_on(merger.has_room(name))
+            readers.mind(merger.has_room)
             places = places_after(taken, events)
             unfinished = heard.open | merger.held_back
             yield Update(events, not heard.behind, heard.away, heard.lost, places, frozenset(unfinished))
     finally:
-        quit_.set()
-        deadline = time.monotonic() + QUIT_S
-        while any(reader.is_alive() for reader in readers.values()) and time.monotonic() < deadline:
-            drain(pieces)
+        readers.stop()
 
 
 def decoder_for(
@@ -554,11 +545,31 @@ def newly_lost(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     return [f"{host}: {now[host]}" for host in sorted(now.keys() - before.keys())]
 
 
-def drain(pieces: queue.Queue[Piece]) -> None:
-    try:
-        pieces.get(timeout=0.02)
-    except queue.Empty:
-        pass
+class Readers:
+    """One for each host, and what they have passed on."""
+
+    def __init__(
+        self, agents: Iterable[Agent], decoders: Sequence[Decoder], request: dict[str, Any], patience: float
+    ) -> None:
+        self.pieces: queue.Queue[Piece] = queue.Queue(maxsize=4 * len(decoders))
+        self._quit = threading.Event()
+        self._readers = [
+            Reader(agent, request, decoder, self.pieces, self._quit, patience)
+            for agent, decoder in zip(agents, decoders, strict=True)
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def mind(self, has_room: Callable[[str], bool]) -> None:
+        for reader in self._readers:
+            reader.may_go_on(has_room(reader.decoder.host))
+
+    def stop(self) -> None:
+        self._quit.set()
+        deadline = time.monotonic() + QUIT_S
+        while any(reader.is_alive() for reader in self._readers) and time.monotonic() < deadline:
+            with contextlib.suppress(queue.Empty):  # who waits for room sees that it may end
+                self.pieces.get(timeout=0.02)
 
 
 class Reader(threading.Thread):
@@ -574,13 +585,8 @@ class Reader(threading.Thread):
         patience: float = 0.0,
     ) -> None:
         super().__init__(daemon=True)
-        self.agent, self.request, self.decoder, self.pieces, self.quit = (
-            agent,
-            request,
-            decoder,
-            pieces,
-            quit_,
-        )
+        self.agent, self.request, self.decoder = agent, request, decoder
+        self.pieces, self.quit = pieces, quit_
         self.is_away = False
         self._room = threading.Event()
         self._room.set()

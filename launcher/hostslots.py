@@ -21,6 +21,7 @@ import time
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 FOLDER = "/var/tmp/ringctl-slots"  # noqa: S108 - meant to be found by every user; see `usable`
@@ -200,49 +201,55 @@ def put(folder: int, name: str, data: bytes) -> None:
 
 def remove(run: str) -> None:
     """The run has nothing here any more. If it cannot be taken away, it counts for nothing all the same."""
-    try:
-        folder = open_folder(make=False)
-    except (Unusable, OSError):
-        return
-    try:
-        os.unlink(record_name(run), dir_fd=folder)
-    except OSError:
-        pass
-    finally:
-        os.close(folder)
+
+    def work(folder: int) -> None:
+        try:
+            os.unlink(record_name(run), dir_fd=folder)
+        except OSError:
+            pass
+
+    in_folder(work)
 
 
 def remove_of(run: str, pid: int) -> None:
     """If they are held by this process, and by no later one."""
-    try:
-        folder = open_folder(make=False)
-    except (Unusable, OSError):
-        return
-    try:
+
+    def work(folder: int) -> None:
         record = own(folder, run)
-    finally:
-        os.close(folder)
-    if record is not None and record["pid"] == pid:
-        remove(run)
+        if record is not None and record["pid"] == pid:
+            remove(run)
+
+    in_folder(work)
 
 
 def let_go(run: str, kept_s: float) -> None:
     """The run has ended here; its slots are kept so many seconds for its next attempt. By the clock since the
     host's boot, which nobody can set."""
-    if kept_s <= 0:
+
+    def work(folder: int) -> None:
+        record = own(folder, run)
+        if record is None:
+            return
+        until = since_boot() + min(kept_s, MOST_KEPT_S)
+        try:
+            put(folder, record_name(run), json.dumps(dict(record, until=until)).encode())
+        except OSError:
+            remove(run)  # a full disk: nothing is kept
+
+    if kept_s > 0:
+        in_folder(work)
+    else:
         remove(run)
-        return
+
+
+def in_folder(work: Callable[[int], None]) -> None:
+    """Where there is none that can be used, there is nothing to do."""
     try:
         folder = open_folder(make=False)
     except (Unusable, OSError):
         return
     try:
-        record = own(folder, run)
-        if record is not None:
-            until = since_boot() + min(kept_s, MOST_KEPT_S)
-            put(folder, record_name(run), json.dumps(dict(record, until=until)).encode())
-    except OSError:
-        remove(run)  # a full disk: nothing is kept
+        work(folder)
     finally:
         os.close(folder)
 

@@ -47,63 +47,101 @@ def command_tell(request: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
+class Wanted:
+    """What is to end here, and why."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self.run, self.grace = str(request["run"]), float(request.get("grace", 5.0))
+        self.reason, self.attempt = str(request.get("reason") or "stopped"), int(request.get("attempt") or 1)
+        self.folder, self.again = run_folder(self.run), str(request.get("again") or "")
+        # None: also whatever later attempt there is
+        self.upto = self.attempt if request.get("exact") else None
+
+    def leave_word(self, attempt: int) -> None:
+        leave_word(self.folder, attempt, self.grace, self.reason, self.again)
+
+    def is_later(self, state: dict[str, Any]) -> bool:
+        """What runs here is not what was to be ended."""
+        return self.upto is not None and int(state["attempt"]) > self.upto
+
+
 def command_stop(request: dict[str, Any]) -> dict[str, Any]:
     """End the run here and wait for it; says what was ended and what could not be."""
-    run, grace = str(request["run"]), float(request.get("grace", 5.0))
-    reason, attempt = str(request.get("reason") or "stopped"), int(request.get("attempt") or 1)
-    folder, again = run_folder(run), str(request.get("again") or "")
-    upto = attempt if request.get("exact") else None  # None: also whatever later one there is
+    wanted = Wanted(request)
     try:
-        before = state_or_word(run, attempt, grace, reason, again)
+        before = state_or_word(wanted)
     except Unreadable:
-        before = state_once_swept(run, attempt, upto, grace, reason, again)
+        before = state_once_swept(wanted)
     if before is None:
-        early = Carriers(run, upto)
-        left = kill_all(lambda: early.look() if read_state(run) is None else iter(()), 5.0)
-        remove_leftovers(folder, *REPLACED)
-        return {"known": False, "ended": [], "left": left}
+        return unknown(wanted)
     number: int = signal.SIGTERM
     ends, unsaid = 0, ""  # the newest attempt that has been told; why that could not be written down
-    while ends < int(before["attempt"]) and (upto is None or int(before["attempt"]) <= upto):
-        ends = max(attempt, int(before["attempt"]))
+    while ends < int(before["attempt"]) and not wanted.is_later(before):
+        ends = max(wanted.attempt, int(before["attempt"]))
         try:
-            leave_word(folder, ends, grace, reason, again)
+            wanted.leave_word(ends)
         except OSError as error:
             # A full disk: it ends all the same, with the supervisor's own grace.
-            number = STOP_SIGNAL if reason == "stopped" else signal.SIGTERM
+            number = STOP_SIGNAL if wanted.reason == "stopped" else signal.SIGTERM
             unsaid = error.strerror or str(error)
-        before = read_state(run) or before  # who was about to start has not seen the word, and is there now
-    if upto is not None and int(before["attempt"]) > upto:
-        # Late: what runs here now is not what was to be ended.
+        # Who was about to start has not seen the word, and is there now.
+        before = read_state(wanted.run) or before
+    if wanted.is_later(before):
         return {"known": True, "was": before["state"], "state": before["state"], "ended": [], "left": []}
     running = [r["rank"] for r in before["ranks"] if r["state"] in ("waiting", "running")]
+    left, still = end_all(wanted, before, ends, number)
+    told = {"known": True, "was": before["state"], "ended": running}
+    return dict(told, **in_the_end(wanted, before, left, still, unsaid))
+
+
+def unknown(wanted: Wanted) -> dict[str, Any]:
+    """There is no such run here; what was about to be one ends."""
+    early = Carriers(wanted.run, wanted.upto)
+    left = kill_all(lambda: early.look() if read_state(wanted.run) is None else iter(()), 5.0)
+    remove_leftovers(wanted.folder, *REPLACED)
+    return {"known": False, "ended": [], "left": left}
+
+
+def end_all(
+    wanted: Wanted, before: dict[str, Any], ends: int, number: int
+) -> tuple[list[int], list[dict[str, Any]]]:
+    """End the attempts up to this number; what could not be, of what carries the run's id and of what was
+    below its supervisor."""
     top = next((who for who in (before["warden"], before["hostd"]) if alive(who)), None)
     below = [identity(pid) for pid in descendants(int(top["pid"]))] if top else []
-    terminate(before, grace + 15.0, number)
-    sought = Carriers(run, ends)  # what somebody has started since is not ours
-    if is_seen_to(run, before):
+    terminate(before, wanted.grace + 15.0, number)
+    sought = Carriers(wanted.run, ends)  # what somebody has started since is not ours
+    if is_seen_to(wanted.run, before):
         left = kill_all(sought.look, 5.0)
     else:
         below += [identity(pid) for pid in in_sessions(before)]
         left = kill_all(sought.look, 5.0, LOOKS, sought.saw_all)
-        remove_half(folder)
+        remove_half(wanted.folder)
     below += before.get("left", ())
     kill_all(lambda: (int(who["pid"]) for who in below if alive(who) and is_ours(int(who["pid"]))), 5.0)
-    still = [who for who in below if alive(who)]  # such as what was made another user's
-    if reason in ("stopped", NOT_AGAIN):
-        free_kept_slots(run)
+    return left, [who for who in below if alive(who)]  # such as what was made another user's
+
+
+def in_the_end(
+    wanted: Wanted, before: dict[str, Any], left: list[int], still: list[dict[str, Any]], unsaid: str
+) -> dict[str, Any]:
+    """Write down how it ended, if neither its supervisor nor its warden could, and say so."""
+    if wanted.reason in ("stopped", NOT_AGAIN):
+        free_kept_slots(wanted.run)
     why = ""
     try:
-        close_books(folder, reason, still, MAY_BE)  # if neither its supervisor nor its warden could
+        close_books(wanted.folder, wanted.reason, still, MAY_BE)
     except OSError as error:
         why = error.strerror or str(error)  # a full disk, say: what matters is ended
-    after = read_state(run) or before
-    still += [who for who in after.get("left", ()) if alive(who)]  # what only its supervisor could know of
-    left = sorted({*left, *(who["pid"] for who in still)})
-    told = {"known": True, "was": before["state"], "state": after["state"], "ended": running, "left": left}
+    after = read_state(wanted.run) or before
+    still = [
+        *still,
+        *(who for who in after.get("left", ()) if alive(who)),
+    ]  # only its supervisor knew of them
     kept = after["state"] in FINAL
-    if unsaid and reason == "stopped" and after["state"] != "stopped":
+    if unsaid and wanted.reason == "stopped" and after["state"] != "stopped":
         kept, why = False, f"{unsaid}, so that it may be started again"
+    told = {"state": after["state"], "left": sorted({*left, *(who["pid"] for who in still)})}
     return dict(told, unwritten=after.get("unwritten", 0), kept=kept, why=why)
 
 
@@ -138,37 +176,34 @@ def free_kept_slots(run: str) -> None:
         hostslots.remove(run)
 
 
-def state_or_word(run: str, attempt: int, grace: float, reason: str, again: str) -> dict[str, Any] | None:
+def state_or_word(wanted: Wanted) -> dict[str, Any] | None:
     """The run's state; one that has none yet is told not to start, and has a moment to have one after all."""
-    folder = run_folder(run)
     deadline = time.monotonic() + 3.0
     while True:
-        state = read_state(run)
+        state = read_state(wanted.run)
         if state is not None:
             return state
-        fresh = not os.path.isdir(folder)
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        if not os.path.exists(os.path.join(folder, "stop.json")):
-            leave_word(folder, attempt, grace, reason, again)
+        fresh = not os.path.isdir(wanted.folder)
+        os.makedirs(wanted.folder, mode=0o700, exist_ok=True)
+        if not os.path.exists(os.path.join(wanted.folder, "stop.json")):
+            wanted.leave_word(wanted.attempt)
         if fresh or time.monotonic() > deadline:
-            return read_state(run)
+            return read_state(wanted.run)
         time.sleep(0.05)
 
 
-def state_once_swept(
-    run: str, attempt: int, upto: int | None, grace: float, reason: str, again: str
-) -> dict[str, Any] | None:
+def state_once_swept(wanted: Wanted) -> dict[str, Any] | None:
     """The state of a run whose ranks may have put something else in its place: they are ended first, and
     their supervisor then writes how. Where there is none to do so it stays Unreadable."""
     try:
-        leave_word(run_folder(run), attempt, grace, reason, again)
+        wanted.leave_word(wanted.attempt)
     except OSError:
         pass  # a full disk
-    sought, deadline = Carriers(run, upto), time.monotonic() + SWEPT_S
+    sought, deadline = Carriers(wanted.run, wanted.upto), time.monotonic() + SWEPT_S
     kill_all(sought.look, 5.0, LOOKS, sought.saw_all)
     while True:
         try:
-            return read_state(run)
+            return read_state(wanted.run)
         except Unreadable:
             if time.monotonic() > deadline:
                 raise

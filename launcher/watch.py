@@ -15,7 +15,7 @@ from launcher.ask import lease_seconds
 from launcher.diagnose import Cause, Tails, absent_ranks, first_failure, standstill
 from launcher.errors import RingctlError
 from launcher.fanout import fan_out
-from launcher.follow import CLOCKS_AGREE_S, Clock, Place, first, follow, newly_lost, presence
+from launcher.follow import CLOCKS_AGREE_S, Clock, Place, Update, first, follow, newly_lost, presence
 from launcher.lastword import said_last
 from launcher.model import Event, Host, Plan, RankState, RunState, to_json
 from launcher.runs import STOPPED, stop
@@ -116,10 +116,7 @@ def watch(
     else's that is left `unmet`, with its grace. If it is to start `again`, nobody waits for hosts that are
     away: what they have ends by itself. With `least` ranks it may do without the others' hosts."""
     tails, ender, stalls = Tails(), Ender(agents, interrupts, screen, again, unmet, least), Stalls(screen)
-    away: Mapping[str, str] = {}
-    lost: Mapping[str, str] = {}
-    unheard: Mapping[str, str] = {}
-    since: dict[str, float] = {}
+    absent = Absent(screen)
     shown: Mapping[str, Place] = {}
     open_: frozenset[str] = frozenset()
     planned = {number: rank.host for number, rank in state.ranks.items()}
@@ -127,10 +124,7 @@ def watch(
     for update in follow(
         agents, state.run, live=True, attempt=state.attempt, rank_hosts=planned, after=after
     ):
-        for words in (*presence(away, update.away), *newly_lost(lost, update.lost)):
-            screen.note(words)
-        away, lost, unheard = update.away, update.lost, update.unheard
-        since = {host: since.get(host, time.monotonic()) for host in unheard}
+        absent.take(update)
         shown, open_ = update.places, update.open
         for event in update.events:
             state = fold.fold(state, event)
@@ -140,24 +134,45 @@ def watch(
         began = time.monotonic()
         screen.show(update.events, state)
         ender.showed(update.events, state, began)
-        stalls.look(update.events, state, tails, away)
-        ender.look(state, lost, away)
+        stalls.look(update.events, state, tails, absent.away)
+        ender.look(state, absent.lost, absent.away)
         if (
-            ender.waits_in_vain(state, unheard, open_)
-            or ender.is_not_told_the_end(state, since, open_, given_up)
-            or (away.keys() == agents.keys() and given_up())
+            ender.waits_in_vain(state, absent.unheard, open_)
+            or ender.is_not_told_the_end(state, absent.since, open_, given_up)
+            or (absent.away.keys() == agents.keys() and given_up())
         ):
-            untold = ender.untold(state, unheard)
-            for words in untold.values():
-                screen.note(words)
-            unheard = {**untold, **unheard}
+            absent.add(ender.untold(state, absent.unheard))
             if not again:
-                screen.note(not_read(state, {*unheard, *open_}))
+                screen.note(not_read(state, {*absent.unheard, *open_}))
             break
-    ender.finish(state, lost)
-    rest = {*unheard, *open_} if again else ()
+    ender.finish(state, absent.lost)
+    rest = {*absent.unheard, *open_} if again else ()
     heard_to = {host: shown.get(host, first(state.attempt)) for host in rest}
-    return replace(outcome(state, tails, unheard), since=since, heard_to=heard_to)
+    return replace(outcome(state, tails, absent.unheard), since=absent.since, heard_to=heard_to)
+
+
+class Absent:
+    """The hosts that cannot be heard, or whose part is lost, each with a sentence, and since when that is so.
+    Whoever comes or goes is told."""
+
+    def __init__(self, screen: Screen) -> None:
+        self.away: Mapping[str, str] = {}
+        self.lost: Mapping[str, str] = {}
+        self.unheard: Mapping[str, str] = {}  # both, and what was `add`ed
+        self.since: dict[str, float] = {}
+        self._screen = screen
+
+    def take(self, update: Update) -> None:
+        for words in (*presence(self.away, update.away), *newly_lost(self.lost, update.lost)):
+            self._screen.note(words)
+        self.away, self.lost, self.unheard = update.away, update.lost, update.unheard
+        self.since = {host: self.since.get(host, time.monotonic()) for host in self.unheard}
+
+    def add(self, untold: Mapping[str, str]) -> None:
+        """Hosts that may be heard, but have not told how it ended there."""
+        for words in untold.values():
+            self._screen.note(words)
+        self.unheard = {**untold, **self.unheard}
 
 
 def not_read(state: RunState, hosts: Iterable[str]) -> str:
