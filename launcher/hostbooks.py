@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import signal
 import time
 
 from launcher.hostdisk import (
@@ -20,7 +22,8 @@ from launcher.hostdisk import (
     room_file,
 )
 from launcher.hostevents import RANK_EXITED, EventLog, log_exit, segment_name, segments
-from launcher.hostproc import alive
+from launcher.hostoutput import keep_last
+from launcher.hostproc import alive, exit_code, signal_name
 from launcher.hostruns import FINAL, is_state
 from launcher.hostword import MAY_BE, stop_word
 
@@ -34,9 +37,35 @@ REPLACED = ("state.json", "plan.json", "stop.json", "again.json")
 FINAL_EVENTS = (RANK_EXITED, b'{"kind":"host_finished"')
 
 
-def close_books(folder: str, reason: str, left: Sequence[dict[str, Any]] = (), unwritten: int = 0) -> None:
+class Known:
+    """What is known of ranks whose supervisor is gone: how processes ended that it did not live to reap, by
+    their numbers, and what the ranks told last, by theirs."""
+
+    def __init__(self) -> None:
+        self.statuses: dict[int, int] = {}
+        self.metrics: dict[int, dict[str, Any]] = {}
+
+    def end_of(self, rank: dict[str, Any], stopped: bool) -> dict[str, Any] | None:
+        """How it ended, if it did so by itself: those that were still there are killed with it."""
+        status = self.statuses.get(rank["pid"] or 0)
+        if status is None or exit_code(status) == -signal.SIGKILL:
+            return None
+        reason = rank["reason"] or ("stopped" if stopped and status else "")
+        state = "stopped" if reason else "failed" if status else "succeeded"
+        code, name = exit_code(status), signal_name(status)
+        return {"state": state, "exit_code": code, "signal": name, "reason": reason}
+
+
+def close_books(
+    folder: str,
+    reason: str,
+    left: Sequence[dict[str, Any]] = (),
+    unwritten: int = 0,
+    known: Known | None = None,
+) -> None:
     """Give every rank its final event, and the run its final state, if its supervisor did not live to. `left`
     are processes that could not be ended; `unwritten` lines of the log are lost, MAY_BE if nobody knows."""
+    known = known or Known()
     lock = lock_books(folder)
     try:
         unwritten = unwritten or (MAY_BE if is_full(folder) else 0)
@@ -51,11 +80,14 @@ def close_books(folder: str, reason: str, left: Sequence[dict[str, Any]] = (), u
         reason = "stopped" if stopped else reason
         told = final_ranks(folder, int(state["attempt"]))
         for rank in state["ranks"]:
+            if rank["rank"] in known.metrics:
+                keep_last(rank["metric"], known.metrics[rank["rank"]])
             if rank["state"] in ("waiting", "running"):
                 killed = {"state": "stopped", "exit_code": -9, "signal": "SIGKILL", "reason": reason}
-                rank.update(told.get(rank["rank"]) or killed)
+                rank.update(told.get(rank["rank"]) or known.end_of(rank, stopped) or killed)
         unwritten = unwritten or int(state.get("unwritten") or 0)
-        all_well = all(rank["state"] == "succeeded" for rank in state["ranks"])
+        begun = state["state"] != "starting"
+        all_well = begun and all(rank["state"] == "succeeded" for rank in state["ranks"])
         final = "succeeded" if all_well else "stopped" if stopped else "failed"
         state.update(state=final, ended=time.time(), cause=reason, left=list(left), unwritten=unwritten)
         log_ends(folder, state, told)
@@ -80,7 +112,7 @@ def log_last_words(folder: str, attempt: int, words: Iterator[bytes]) -> bool:
         if first is None:
             return True
         with contextlib.closing(EventLog(folder, attempt)) as log:
-            for said in (first, *words):
+            for said in itertools.chain((first,), words):
                 log.write(said)
             return log.finish() and not log.lost
     finally:

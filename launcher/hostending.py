@@ -68,6 +68,12 @@ class Ending:
         shut down, say."""
         self.end_as_told(stop_word(self.folder, int(self.plan["attempt"])) or {}, number)
 
+    @property
+    def is_pressed(self) -> bool:
+        """Somebody wants the run, or this supervisor, to end: nobody waits for more of what ranks say. Where
+        one has failed, here or elsewhere, that may be why."""
+        return self.asked and self.reason in ("stopped", KILLED, TOLD_TO_END)
+
     def end_as_told(self, request: dict[str, Any], number: int = signal.SIGTERM) -> None:
         now = time.monotonic()
         orphaned = not request and os.getppid() != self.warden["pid"]

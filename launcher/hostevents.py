@@ -33,6 +33,11 @@ def log_exit(log: EventLog, rank: int, state: str, code: int, signal: str | None
     log.event("rank_exited", rank=rank, state=state, exit_code=code, signal=signal, reason=reason)
 
 
+def event_line(kind: str, /, **data: object) -> bytes:
+    record = dict({"kind": kind, "time": round(time.time(), 6)}, **data)
+    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
+
+
 class EventLog:
     """The run's events as JSON lines in numbered segments that are only ever appended to."""
 
@@ -135,5 +140,4 @@ class EventLog:
         os.close(self.fd)
 
     def event(self, kind: str, /, **data: object) -> None:
-        record = dict({"kind": kind, "time": round(time.time(), 6)}, **data)
-        self.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
+        self.write(event_line(kind, **data))

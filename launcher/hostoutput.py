@@ -10,6 +10,7 @@ from launcher.hostdisk import READ_BYTES, read_plain
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
 LONGEST_LINE = 32 << 20  # a line without an end is passed on in pieces of this size
@@ -96,6 +97,7 @@ class MetricsTail:
     def __init__(self, path: str) -> None:
         self.path = path
         self.offset = 0
+        self.skipped = 0  # bytes that nobody has read
 
     def size(self) -> int:
         try:
@@ -115,6 +117,21 @@ class MetricsTail:
             whole = data  # no record is a megabyte long: skip the garbage
         self.offset += len(whole)
         return records_in(whole)
+
+    def rest(self, most: int) -> Iterator[list[dict[str, Any]]]:
+        """What is there now, a piece at a time: whoever goes on writing does not keep us. Of more than `most`
+        bytes, the last ones."""
+        end = self.size()
+        self.skip_to(end - most)
+        before = -1
+        while before < self.offset < end:
+            before = self.offset
+            yield self.read()
+        yield self.read_unended()
+
+    def skip_to(self, offset: int) -> None:
+        self.skipped += max(0, offset - self.offset)
+        self.offset = max(offset, self.offset)
 
     def read_unended(self) -> list[dict[str, Any]]:
         """The last record, if it is whole and has no newline behind it: nobody who has ended writes one."""

@@ -13,7 +13,8 @@ from launcher import hostprefork
 from launcher.hostactivate import find_program
 from launcher.hostanswer import Refused
 from launcher.hostdisk import READ_BYTES, read_json, read_plain
-from launcher.hostoutput import LineSplitter, MetricsTail
+from launcher.hostevents import event_line
+from launcher.hostoutput import LineSplitter, MetricsTail, keep_last
 from launcher.hostpending import Pending
 from launcher.hostprefork import become_rank_process
 from launcher.hostproc import alive, exit_code, signal_name
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 IMPORTS = re.compile(rb"(?:^|[;:])[ \t]*(?:import|from)[ \t]+([\w.][\w., \t]*)", re.M)
 # What may import more than it says: by name, or what it reads.
 FINDS_MODULES = re.compile(rb"__import__|importlib|runpy|pickle|\b(?:exec|eval)\(|(?<![.\w])compile\(")
+MOST_METRICS = 64 << 20  # bytes of a rank's metrics that are still read when it has ended: the last ones
 PORT_TAKEN = "the master port is taken:"  # the controller knows this beginning, and chooses another
 
 
@@ -92,6 +94,7 @@ class Rank:
         self.ticks = -1  # processor time when it was asked for its stack; -1 when it was not
         self.splitters: dict[int, LineSplitter] = {}
         self.pending: dict[int, Pending] = {}
+        self.passed_on = Pending()  # how many bytes of its metrics are
         self.write_ends: list[int] = []
         self.pid = 0
         self.start: int | None = None
@@ -116,8 +119,12 @@ class Rank:
             self.write_ends.append(write)
 
     def last_words(self) -> Iterator[bytes]:
-        """As events, what is still in its pipes, for whoever has them when the supervisor is gone. As much as
-        a pipe holds: what could not be ended may write for ever."""
+        """As events, what its supervisor, which is gone, has not passed on."""
+        yield from self.last_lines()
+        yield from self.last_metrics()
+
+    def last_lines(self) -> Iterator[bytes]:
+        """What is still in its pipes. As much as a pipe holds: what could not be ended may write for ever."""
         now = round(time.time(), 6)
         for fd, splitter in self.splitters.items():
             try:
@@ -129,9 +136,24 @@ class Rank:
             if data:
                 yield splitter.feed(data, now) + splitter.flush(now, at_end=True)
 
+    def last_metrics(self) -> Iterator[bytes]:
+        """What has come to its metrics file since."""
+        offset = self.passed_on.rest
+        if offset is None:
+            return
+        self.metrics.offset = int(offset or 0)
+        for records in self.metrics.rest(MOST_METRICS):
+            for record in records:
+                keep_last(self.last, record)
+            yield self.metric_lines(records)
+
+    def metric_lines(self, records: list[dict[str, Any]]) -> bytes:
+        return b"".join(event_line("metric", rank=self.number, **record) for record in records)
+
     def has_lost_words(self) -> bool:
         """Whether what the supervisor had read of it is gone with it."""
-        return any(pending.rest is None for pending in self.pending.values())
+        marks = (self.passed_on, *self.pending.values())
+        return bool(self.metrics.skipped) or any(mark.rest is None for mark in marks)
 
     def close_pipes(self) -> None:
         self.close_write_ends()

@@ -35,7 +35,7 @@ from launcher.hostproc import (
     start_time,
 )
 from launcher.hostprogress import Stacks
-from launcher.hostranks import Rank, hold_port, python_command, start_plain, start_zygote
+from launcher.hostranks import MOST_METRICS, Rank, hold_port, python_command, start_plain, start_zygote
 from launcher.hostword import END_SIGNALS, STOPPED_EARLY
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 HEARTBEAT_S = 1.0  # state.json is written at least this often
-MOST_METRICS = 64 << 20  # bytes of a rank's metrics that are still read when it has ended: the last ones
 ASKED_S = 5.0  # so long they are, of all ranks together, if somebody waits for the end of the run
 LOG_BYTES = 3 * ROOM_BYTES // 4  # of the room that is kept for the end
 LASTING_S = (
@@ -185,7 +184,7 @@ class Supervisor:
         """What is done now and then: metrics, held-back lines, ending what must end, heartbeat."""
         now, clock = time.time(), time.monotonic()
         for rank in self.ranks:
-            self.read_metrics(rank)
+            self.pass_on(rank, rank.metrics.read())
             for fd, splitter in rank.splitters.items():
                 out = splitter.flush(now, at_end=False)
                 if out:
@@ -256,33 +255,30 @@ class Supervisor:
             self.poll.unregister(fd)
         os.close(fd)
 
-    def read_metrics(self, rank: Rank) -> bool:
-        """Pass on new records; False if there was nothing new in the file."""
-        before = rank.metrics.offset
-        self.pass_on(rank, rank.metrics.read())
-        return rank.metrics.offset != before
-
     def pass_on(self, rank: Rank, records: list[dict[str, Any]]) -> None:
+        """What was read of its metrics file."""
+        rank.passed_on.begin()
         for record in records:
             keep_last(rank.last, record)
             rank.seen = time.time()
             if rank.progress.stepped(record):
                 self.stacks.looks = 0
-            self.log.event("metric", rank=rank.number, **record)
+        if records:
+            self.log.write(rank.metric_lines(records))
+        if not self.log.held and not self.log.lost:
+            rank.passed_on.done([b"%d" % rank.metrics.offset])
 
     def read_last_metrics(self, rank: Rank) -> None:
-        """What is there now: whoever goes on writing does not keep the rank from ending. A piece at a time,
-        with an ear for the others; and for whoever ends the run, not for long."""
-        end = rank.metrics.size()
-        rank.metrics.offset = max(rank.metrics.offset, end - MOST_METRICS)
-        while rank.metrics.offset < end and self.read_metrics(rank):
+        """With an ear for the others; and for whoever ends the run, not for long."""
+        for records in rank.metrics.rest(MOST_METRICS):
+            self.pass_on(rank, records)
             self.ending.attend(0.0)
             now = time.monotonic()
             if self.ending.asked:
                 self.read_until = min(self.read_until, now + ASKED_S)
             if now > self.read_until:
+                rank.metrics.skip_to(rank.metrics.size())
                 return
-        self.pass_on(rank, rank.metrics.read_unended())
 
     def read_report(self) -> bool:
         """Take the pids that the zygote reports; False once it has reported all it will."""
@@ -393,6 +389,8 @@ class Supervisor:
         self.hear_filters()
         self.left = kill_below(10.0, self.ending.attend)
         self.take_last_words()
+        for rank in self.ranks:  # what they left behind may have told more
+            self.read_last_metrics(rank)
         self.ended = time.time()
         failed = any(rank.state == "failed" for rank in self.ranks)
         stopped = any(rank.state == "stopped" for rank in self.ranks)
@@ -412,7 +410,7 @@ class Supervisor:
         now = time.monotonic()
         heard, until, most = now, now + FILTERS_S, self.log.given + FILTERS_BYTES
         while self.readers and now < min(heard + FILTER_S, until):
-            if self.ending.asked or self.log.given > most:
+            if self.ending.is_pressed or self.log.given > most:
                 break
             ready = [fd for fd in self.readers if wait_readable(fd, 0)] if self.log.held <= HELD_BYTES else []
             for fd in ready:
@@ -436,6 +434,8 @@ class Supervisor:
 
     def log_end(self, **more: object) -> None:
         left = [process["pid"] for process in self.left]
+        if unread := sum(rank.metrics.skipped for rank in self.ranks):
+            more["unread"] = unread
         self.log.event("host_finished", rank=None, state=self.state, left=left, **more)
 
     def close(self) -> bool:

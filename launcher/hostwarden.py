@@ -19,11 +19,11 @@ import signal
 import time
 
 from launcher.hostanswer import Refused
-from launcher.hostbooks import close_books, log_last_words
+from launcher.hostbooks import Known, close_books, log_last_words
 from launcher.hostcode import remove_half
 from launcher.hostdisk import NO_ROOM, keep_room, keep_room_for_word, open_own, write_all
 from launcher.hostprefork import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl, raise_open_files
-from launcher.hostproc import identity, kill_below, send
+from launcher.hostproc import identity, kill_below, reap, send
 from launcher.hostranks import Rank
 from launcher.hostsupervisor import HEARTBEAT_S, Supervisor
 from launcher.hostword import (
@@ -92,11 +92,12 @@ def be_warden(folder: str, plan: dict[str, Any], answer: int, lock: int) -> int:
     for number in END_SIGNALS:
         signal.signal(number, lambda number, _: send(child, number))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    status: int | None = None
-    while status is None:
+    known = Known()
+    while child not in known.statuses:
         pid, ended = os.waitpid(-1, 0)
-        if pid == child:
-            status = ended
+        known.statuses[pid] = ended
+    known.statuses.update(reap())  # ranks that had ended as well, and that nobody has reaped
+    status = known.statuses[child]
     for number in END_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # the child's number is nobody's, or somebody else's
     left = kill_below(10.0)
@@ -110,7 +111,8 @@ def be_warden(folder: str, plan: dict[str, Any], answer: int, lock: int) -> int:
     if status:
         remove_half(folder)
         unwritten = log_all_words(folder, int(plan["attempt"]), ranks)
-    while status and not books_closed(folder, left, unwritten):  # else hostd did it, or whoever has ended it
+        known.metrics = {rank.number: rank.last for rank in ranks}
+    while status and not books_closed(folder, left, unwritten, known):  # else hostd did, or who has ended it
         time.sleep(HEARTBEAT_S)  # a full disk: as soon as there is room
     return 0
 
@@ -141,9 +143,9 @@ def log_all_words(folder: str, attempt: int, ranks: list[Rank]) -> int:
     return 0 if all_written and not any(rank.has_lost_words() for rank in ranks) else MAY_BE
 
 
-def books_closed(folder: str, left: list[dict[str, Any]], unwritten: int) -> bool:
+def books_closed(folder: str, left: list[dict[str, Any]], unwritten: int, known: Known) -> bool:
     try:
-        close_books(folder, KILLED, left, unwritten)
+        close_books(folder, KILLED, left, unwritten, known)
     except OSError as error:
         if error.errno not in (*NO_ROOM, errno.EAGAIN):  # the latter: somebody holds its lock
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from launcher.model import Event
-from launcher.told import unwritten, words_of
+from launcher.told import unread, unwritten, words_of
 
 LAST = "host_finished"
 GAP = "part of its log is missing: a host that has it could not be heard"  # of an attempt, as recorded
@@ -16,7 +16,7 @@ def said_last(events: Iterable[Event]) -> list[str]:
     return [words for event in events if event.kind == LAST for words in sentences(event) if words]
 
 
-def sentences(event: Event) -> tuple[str, str]:
+def sentences(event: Event) -> tuple[str, str, str]:
     left = event.data.get("left")
     could_not = f"{event.host}: could not end processes {words_of(left)}" if left else ""
-    return could_not, unwritten(event.host, event.data)
+    return could_not, unwritten(event.host, event.data), unread(event.host, event.data)

@@ -146,6 +146,15 @@ def unwritten(host: str, told: Mapping[str, Any]) -> str:
     return f"{host}: {count} lines of its log are lost: they could not be written down"
 
 
+def unread(host: str, told: Mapping[str, Any]) -> str:
+    """What a host says in its last event of metrics that it has not read; "" if there are none."""
+    size = told.get("unread", 0)
+    if type(size) is not int or not 0 < size <= MOST:
+        return ""
+    words = "of metrics are not in the log: they came more quickly than they could be read"
+    return f"{host}: {size / 1e6:,.1f} MB {words}"
+
+
 def checked_secrets(answer: Mapping[str, Any]) -> dict[str, str]:
     """The answer to `secrets`; see hostruns. Each line of a log is searched for all of them."""
     told = dict(answer["secrets"])

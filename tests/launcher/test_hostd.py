@@ -46,6 +46,11 @@ def script(folder: Path, body: str) -> str:
     return str(path)
 
 
+def steps(run: str) -> list[int]:
+    """What rank 0 told, as it is in the log."""
+    return [event["step"] for event in events(run) if event["kind"] == "metric" and "step" in event]
+
+
 # --- Output --------------------------------------------------------------------------------------
 
 
@@ -108,6 +113,22 @@ def test_what_passes_through_a_filter_of_a_ranks_own_arrives_to_its_end(code: in
     slow = "while read -r line; do echo through $line; done"
     seen = launch(["bash", "-c", f"exec > >({slow}) 2>&1; seq 1 3000; exit {code}"], world=1, code=code)
     assert lines(seen, 0) == [f"through {n}" for n in range(1, 3001)]
+
+
+def test_metrics_that_a_filter_or_a_child_tells_behind_a_rank_arrive_too() -> None:
+    slow = """while read -r line; do echo "{\\"step\\": $line}" >>$RINGCTL_METRICS; echo $line; done"""
+    run = detach(["bash", "-c", f"exec > >({slow}); seq 1 300"], world=1)
+    wait_until_final(run)
+    assert lines(events(run), 0) == [str(n) for n in range(1, 301)]
+    assert steps(run) == [*range(1, 301)]
+
+
+def test_metrics_that_nobody_has_read_are_told_of() -> None:
+    write = "import os; open(os.environ['RINGCTL_METRICS'], 'wb').truncate(80 << 20)"
+    done = ringctl("launch", "--local", "--world", "1", "--", "python", "-S", "-c", write)
+    skipped = (80 << 20) - hostranks.MOST_METRICS
+    words = "of metrics are not in the log: they came more quickly than they could be read"
+    assert f"localhost: {skipped / 1e6:.1f} MB {words}" in done.stdout
 
 
 def test_many_lines_of_many_ranks_all_arrive_in_order() -> None:
@@ -238,6 +259,47 @@ def test_what_ranks_said_while_their_supervisor_was_about_to_be_killed_is_not_lo
         assert lines(events(run), rank) == [*numbers[:1000], "begun and ended", *numbers, "end"]
         assert set(exits(events(run))) == {0, 1}
     assert "may be lost" not in ringctl("logs", run).stderr
+
+
+TELLS_STEPS = """
+    import json, os, sys, time
+    step, last = 0, float(sys.argv[1])
+    with open(os.environ["RINGCTL_METRICS"], "a", buffering=1) as file:
+        while not last or step < last:
+            step += 1
+            file.write(json.dumps({"step": step}) + "\\n")
+            time.sleep(0.002)
+        file.write('{"accuracy": 0.5}\\n')
+"""
+
+
+def test_what_ranks_told_until_their_supervisor_was_killed_is_not_lost(tmp_path: Path) -> None:
+    run = detach(["python", "-S", script(tmp_path, TELLS_STEPS), "0"], world=1)
+    wait_for(lambda: steps(run)[-1:] > [100], "some steps")
+    os.kill(state(run)["hostd"]["pid"], signal.SIGKILL)
+    final = wait_until_final(run)
+    told = [json.loads(line) for line in (run_folder(run) / "ranks/0/metrics-1.jsonl").open()]
+    assert steps(run) == [record["step"] for record in told]
+    assert final["ranks"][0]["metric"]["step"] == told[-1]["step"]
+    assert "may be lost" not in ringctl("logs", run).stderr
+
+
+def test_ranks_that_had_ended_when_their_supervisor_was_killed_have_ended_as_they_did(tmp_path: Path) -> None:
+    said = "touch $0/at$RANK; until [ -e $0/go ]; do sleep 0.02; done"
+    said += """; echo '{"step": 7, "accuracy": 0.9}' >>$RINGCTL_METRICS; exit $RANK"""
+    run = detach(["sh", "-c", said, str(tmp_path)])
+    wait_for(lambda: (tmp_path / "at0").exists() and (tmp_path / "at1").exists(), "the ranks")
+    about = state(run)
+    os.kill(about["hostd"]["pid"], signal.SIGSTOP)  # it reaps nobody any more
+    (tmp_path / "go").touch()
+    wait_for(lambda: not any(is_alive(rank["pid"]) for rank in about["ranks"]), "their end")
+    os.kill(about["hostd"]["pid"], signal.SIGKILL)
+    final = wait_until_final(run)
+    ends = exits(events(run))
+    assert (ends[0]["state"], ends[0]["exit_code"]) == ("succeeded", 0)
+    assert (ends[1]["state"], ends[1]["exit_code"]) == ("failed", 1)
+    assert final["state"] == "failed"
+    assert [rank["metric"] for rank in final["ranks"]] == [{"step": 7, "accuracy": 0.9}] * 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -958,7 +1020,7 @@ def test_whoever_reads_a_long_end_of_metrics_has_an_ear_for_the_others(tmp_path:
     supervisor: Any = Supervisor.__new__(Supervisor)  # as much of one as this takes
     supervisor.ending = SimpleNamespace(attend=attended.append, asked=False)
     supervisor.stacks, supervisor.read_until = SimpleNamespace(looks=0), float("inf")
-    supervisor.log = SimpleNamespace(event=lambda *_, **__: None)
+    supervisor.log = SimpleNamespace(write=lambda _: None, held=0, lost=0)
     rank = Rank(
         {"rank": 0, "local_rank": 0, "argv": [], "env": {"RINGCTL_METRICS": str(tmp_path / "metrics")}}
     )
@@ -969,7 +1031,7 @@ def test_whoever_reads_a_long_end_of_metrics_has_an_ear_for_the_others(tmp_path:
     rank.metrics.offset = 0
     supervisor.read_last_metrics(rank)
     assert len(attended) < 12
-    assert rank.metrics.offset < len(told), "nobody who ends the run waits for all of it"
+    assert rank.metrics.skipped > 0, "nobody who ends the run waits for all of it"
 
 
 def test_a_number_that_a_rank_once_had_is_no_longer_its_own(tmp_path: Path) -> None:

@@ -60,6 +60,19 @@ def supervisor(cluster: Hosts, host: str) -> dict[str, int]:
     return {who: state[who]["pid"] for who in ("hostd", "warden")}
 
 
+def test_what_a_rank_that_failed_said_through_a_filter_arrives_though_the_others_are_ended(
+    cluster: Hosts,
+) -> None:
+    inventory(cluster, only=TWO)
+    slow = "while read -r line; do sleep 0.08; echo through $line; done"
+    program = f"test $RANK = 1 && exec sleep 600; exec > >({slow}) 2>&1; seq 1 20; exit 3"
+    done = ringctl("launch", "--json", "--", "bash", "-c", program, code=1)
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [event["text"] for event in told if event["kind"] == "line"] == [
+        f"through {number}" for number in range(1, 21)
+    ]
+
+
 # --- One host loses its part ---------------------------------------------------------------------
 
 
