@@ -48,6 +48,7 @@ class Cause:
     id: str = ""  # of the catalogue's row; "" where it has none
     trace: tuple[Frame, ...] = ()  # the user's own frames, outermost first
     known: bool = True  # False: nothing here says why
+    befell: bool = False  # its host, or the supervisor there: the program has no part in it
 
 
 class Tails:
@@ -191,7 +192,7 @@ def of_fallen_host(state: RunState, first: Verdict) -> Cause | None:
         return None
     row = find([why])
     how = f"was ended: {why}" + (f" ({row.cause})" if row else "")
-    return blamed(rank, first, how, row.fix if row else "", row.id if row else "")
+    return blamed(rank, first, how, row.fix if row else "", row.id if row else "", befell=True)
 
 
 def lonely_leader(state: RunState, missed: Mapping[str, str]) -> str:
