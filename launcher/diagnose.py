@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from launcher.catalogue import BY_ID, BY_SIGNAL, STRENGTH, Row, find
 from launcher.errors import InputError
+from launcher.hostword import TOLD_TO_END
 from launcher.logs import parse_ranks, ranges
 from launcher.model import Event, RankState, RunState
 from launcher.traces import (
@@ -33,7 +34,9 @@ MISSED = re.compile(r"(\S+) was not heard of for ")
 BEFELL = re.compile(
     r"(?:(?:rank \d+ was ended on )?(\S+): )?(its supervisor (?:was|is) .+|the log cannot be written: .+)"
 )
-LATER_S = 15.0  # what befalls a host so long after a rank has failed is not why
+LATER_S = 15.0  # what befalls a host so long after a rank elsewhere has failed is not why
+# Errors that no rank has for want of another one, so what befell a host after them is not why.
+OWN_ERROR = re.compile(r"(?:Assertion|Attribute|Index|Key|Name|Type|UnboundLocal|Value|ZeroDivision)Error\b")
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class Cause:
     id: str = ""  # of the catalogue's row; "" where it has none
     trace: tuple[Frame, ...] = ()  # the user's own frames, outermost first
     known: bool = True  # False: nothing here says why
+    befell: bool = False  # its host, or the supervisor there: the program has no part in it
 
 
 class Tails:
@@ -187,11 +191,21 @@ def of_fallen_host(state: RunState, first: Verdict) -> Cause | None:
         return None
     host, why = fallen
     rank = next((r for r in state.ranks.values() if r.host == host and r.state in SILENT), None)
-    if rank is None or (rank.ended or 0.0) > (first.rank.ended or 0.0) + LATER_S:
+    if rank is None or failed_before(first, rank, why):
         return None
     row = find([why])
     how = f"was ended: {why}" + (f" ({row.cause})" if row else "")
-    return blamed(rank, first, how, row.fix if row else "", row.id if row else "")
+    return blamed(rank, first, how, row.fix if row else "", row.id if row else "", befell=True)
+
+
+def failed_before(first: Verdict, ended: RankState, why: str) -> bool:
+    """Whether this befell the host of the rank that was ended only after another had failed. On one host the
+    order is certain: a supervisor that was killed had written the failure down before, and one that ends its
+    ranks for a reason of its own had it before any failure. Other hosts hear of each other late."""
+    if first.rank.host == ended.host:
+        return not why.startswith((TOLD_TO_END, "the log "))
+    own = first.row is None and first.cause.known and OWN_ERROR.match(first.said)
+    return (ended.ended or 0.0) > (first.rank.ended or 0.0) + (0.0 if own else LATER_S)
 
 
 def lonely_leader(state: RunState, missed: Mapping[str, str]) -> str:

@@ -1,5 +1,6 @@
 """The folder that `ringctl pull` writes. What comes is put into DIR/pull.part first, and gets its place when
-all of it is there; an interrupted pull leaves nothing else, and the next one goes on from it."""
+all of it is there; an interrupted pull leaves nothing else, and the next one goes on from it. One that was
+interrupted while things got their places also leaves DIR/pull.placing, which goes last of all."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from launcher.wholefile import replace_whole, sync_folder
 PART = "pull.part"
 MODEL, ABOUT, METRICS, LOGS = "model.pt", "checkpoint.json", "metrics", "logs"
 EVENTS = "events.jsonl"
-PLACING = "placing"  # is in PART from the first thing that gets its place to the last, and names the run
+PLACING = "pull.placing"  # names the run, from before the first thing gets its place until PART is gone
 METRICS_FILE = re.compile(r"rank-[0-9]+-attempt-[0-9]+\.jsonl")
 LOG_FILE = re.compile(r"events\.jsonl|rank[0-9]+\.(out|err)\.log")
 
@@ -32,7 +33,7 @@ def refuse_full(folder: Path, force: bool, run: str | None = None) -> None:
     interrupted while it put things in their places, the next one of that run goes on; None: of which run is
     not known yet."""
     try:
-        names = set(os.listdir(folder)) - {PART}
+        names = set(os.listdir(folder)) - {PART, PLACING}
         begun = placed_in(folder)
         force = force or (begun is not None and run in (None, begun))
     except FileNotFoundError:
@@ -49,7 +50,7 @@ def refuse_full(folder: Path, force: bool, run: str | None = None) -> None:
 def placed_in(folder: Path) -> str | None:
     """The run of which a pull was interrupted while it put things in their places."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        return (folder / PART / PLACING).read_text(errors="replace")
+        return (folder / PLACING).read_text(errors="replace")
     return None
 
 
@@ -130,7 +131,9 @@ class PullFolder:
     def begin_placing(self, run: str) -> None:
         """What is interrupted from now on may go on in a folder with something in it."""
         with writing(self.folder):
-            replace_whole(self.part / PLACING, run.encode())
+            replace_whole(self.part / PLACING, run.encode())  # what a kill leaves of it goes with the rest
+            (self.part / PLACING).replace(self.folder / PLACING)
+            sync_folder(self.folder)
 
     def place_model(self, part: Path | None, about: Mapping[str, Any]) -> None:
         """The model and what it is. They are never there together if they do not belong together. Without
@@ -223,3 +226,4 @@ class PullFolder:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
             if not begun:
                 self.part.rmdir()
+            (self.folder / PLACING).unlink(missing_ok=True)  # until here the same command goes on

@@ -33,9 +33,10 @@ def failure_of(outcome: Outcome) -> Failure:
 
 
 def is_anothers(cause: Cause, who: RankState) -> bool:
-    """Whether the program has no part in it: the rank's host was gone, or it lost another, and nobody knows
-    why. A rank that ended too early, so that the others lost it, did so by itself."""
-    return cause.id in SAYS_NOTHING and who.state != "succeeded"
+    """Whether the program has no part in it: the rank's host was gone, or its supervisor ended, or it lost
+    another, and nobody knows why. A rank that ended too early, so that the others lost it, did so by
+    itself."""
+    return cause.befell or (cause.id in SAYS_NOTHING and who.state != "succeeded")
 
 
 def not_started(attempt: int, error: RingctlError, *, counts: bool = True) -> Failure:

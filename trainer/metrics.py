@@ -172,16 +172,19 @@ class Lines:
             self._descriptor = None
 
     def _try(self, line: bytes) -> bool:
-        """Whether all of it is written; half of one that is not spoils only itself."""
+        """Whether all of it is written; half of one that is not spoils only itself. If only its newline is
+        missing, that comes with the next one: whoever reads takes a last record without."""
+        rest = b"\n" + line if self._torn else line
         try:
             if self._descriptor is None:
                 flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
                 self._descriptor = os.open(self._path, flags, 0o600)
-            rest = b"\n" + line if self._torn else line
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
                 self._torn = bool(rest)
         except OSError as error:
+            if rest == b"\n":
+                return True
             if not self._told:
                 tell(f"metrics are lost as long as {self._path} cannot be written: {error.strerror}")
             self._told = True

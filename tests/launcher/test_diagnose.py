@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from launcher import hostprefork
 from launcher.diagnose import LAST_LINES, Cause, Tails, first_failure, standstill
+from launcher.hostword import TOLD_TO_END
 from launcher.model import Event, Plan, RankState, RunState
 from launcher.text import failure_lines
 from launcher.traces import Frame, Stack, last_error
@@ -440,6 +441,36 @@ def test_a_rank_that_failed_long_before_a_supervisor_was_killed_did_so_by_itself
     cause = first_failure(run_of(failed(0, ended=2.0), late), seen(line(0, "err", "my own words")))
     assert cause is not None
     assert cause.text == "rank 0 on h0 exited with code 1: my own words"
+
+
+@pytest.mark.parametrize("why", [KILLED.reason, GONE])
+@pytest.mark.parametrize("error", ["my own words", "Connection closed by peer [10.0.0.3]:5"])
+def test_a_rank_that_failed_on_a_host_did_so_before_its_supervisor_was_killed(error: str, why: str) -> None:
+    """It was the supervisor that told of the failure."""
+    cause = cause_of(run_of(failed(0, 2.0), replace(KILLED, host="h0", reason=why)), {0: [error]})
+    assert cause.text.startswith(f"rank 0 on h0 exited with code 1: {error}")
+
+
+@pytest.mark.parametrize("why", [TOLD_TO_END, "the log cannot be written: Input/output error"])
+def test_what_a_supervisor_ends_its_ranks_for_was_there_before_one_of_them_failed(why: str) -> None:
+    """Else it would end them for that one, as after a shutdown of which all processes are told."""
+    ended = replace(KILLED, host="h0", reason=why)
+    cause = cause_of(run_of(failed(0, 2.0), ended), {0: [*TRACEBACK, "ValueError: told to end"]})
+    assert cause.text.startswith(f"rank 2 on h0, after step 7, was ended: {why}")
+
+
+@pytest.mark.parametrize(
+    ("error", "ended", "blamed"),
+    [
+        ("ValueError: label 17", 2.0, 0),
+        ("ValueError: what came is empty", 4.0, 2),  # the other host had fallen by then
+        ("mine.PeerLost: 2", 2.0, 2),  # so it had here, but for the time until that was written down
+    ],
+)
+def test_what_no_rank_fails_of_for_want_of_another_is_not_laid_on_a_host_that_fell_later(
+    error: str, ended: float, blamed: int
+) -> None:
+    assert cause_of(run_of(failed(0, ended), KILLED), {0: [*TRACEBACK, error]}).rank == blamed
 
 
 @pytest.mark.parametrize(

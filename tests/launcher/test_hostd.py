@@ -239,6 +239,17 @@ def test_when_the_warden_is_killed_the_supervisor_ends_the_run() -> None:
     assert {e["reason"] for e in exits(events(run)).values()} == {"its supervisor was killed"}
 
 
+def test_what_a_rank_failed_of_is_told_also_if_its_supervisor_is_killed_right_after() -> None:
+    fails = "echo 'ValueError: label 17' >&2; exit 1"
+    run = detach(["sh", "-c", f"trap '' TERM; [ $RANK = 1 ] || {{ {fails}; }}; sleep 600"])
+    wait_for(lambda: 0 in exits(events(run)), "the failure")
+    os.kill(state(run)["hostd"]["pid"], signal.SIGKILL)
+    assert wait_until_final(run)["state"] == "failed"
+    assert exits(events(run))[1]["reason"] == "its supervisor was killed"
+    said = ringctl("explain", run, code=None).stdout
+    assert "rank 0 on localhost exited with code 1: ValueError: label 17" in said
+
+
 def test_what_ranks_said_while_their_supervisor_was_about_to_be_killed_is_not_lost(tmp_path: Path) -> None:
     said = "seq 1 1000; printf begun; touch $0/at$RANK; until [ -e $0/go ]; do sleep 0.02; done"
     said += "; printf ' and ended\\n'; seq 1 2000; printf end; touch $0/$RANK; sleep 600"

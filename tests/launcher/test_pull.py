@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -23,7 +25,7 @@ from launcher.errors import HostError, InputError, RingctlError
 from launcher.follow import follow
 from launcher.model import Host
 from launcher.pull import FileAbout, Listing, Manifest, StepOnHost
-from launcher.pullfolder import PullFolder
+from launcher.pullfolder import PullFolder, refuse_full
 from launcher.transport import Pool
 from tests.launcher import hosts
 from tests.launcher.conftest import become_controller
@@ -207,13 +209,51 @@ def test_a_pull_that_is_interrupted_while_it_puts_things_in_their_places_goes_on
         patch.setattr(PullFolder, "place_rest", interrupt)
         with pytest.raises(KeyboardInterrupt):
             pulling.bring(heard, to, None)
-    assert sorted(os.listdir(folder)) == ["checkpoint.json", "model.pt", "pull.part"]
+    assert sorted(os.listdir(folder)) == ["checkpoint.json", "model.pt", "pull.part", "pull.placing"]
     other = saved("6")
     assert "not empty" in ringctl("pull", other, str(folder), code=2).stderr
     assert about(folder)["run"] == run, "what is there of this run is not the other one's to replace"
     ringctl("pull", run, str(folder))
     assert sorted(os.listdir(folder)) == ["checkpoint.json", "logs", "metrics", "model.pt"]
     assert "not empty" in ringctl("pull", run, str(folder), code=2).stderr
+
+
+def test_wherever_a_pull_is_interrupted_while_things_get_their_places_it_goes_on(tmp_path: Path) -> None:
+    def place_all(to: PullFolder) -> None:
+        to.begin_placing("a")
+        to.place_model(to.model_part("0"), {"run": "a"})
+        to.place_rest(whole_logs=True)
+        to.close(keep_model=False)
+
+    def pulls(folder: Path, after: int) -> bool:
+        """Whether it got through: not if it was to change more files and folders than so many."""
+        to, changes = PullFolder(folder), itertools.count()
+
+        def change(real: Any, *args: Any, **options: Any) -> Any:
+            if next(changes) >= after:
+                raise KeyboardInterrupt
+            return real(*args, **options)
+
+        with to.open(), pytest.MonkeyPatch.context() as patch:
+            for path in (to.model_part("0"), to.metrics / "rank-0-attempt-1.jsonl", to.logs / "events.jsonl"):
+                path.touch()
+            for name in ("mkdir", "replace", "unlink", "rmdir"):
+                patch.setattr(os, name, functools.partial(change, getattr(os, name)))
+            with contextlib.suppress(KeyboardInterrupt):
+                place_all(to)
+                return True
+        return False
+
+    for after in itertools.count():
+        folder = tmp_path / str(after)
+        if pulls(folder, after):
+            break
+        refuse_full(folder, force=False, run="a")
+        assert pulls(folder, 1000)
+        assert sorted(os.listdir(folder)) == ["checkpoint.json", "logs", "metrics", "model.pt"]
+    assert after > 10
+    with pytest.raises(InputError, match="not empty"):
+        refuse_full(folder, force=False, run="a")
 
 
 def test_after_a_power_cut_a_model_is_not_beside_what_another_one_is(

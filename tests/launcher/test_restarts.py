@@ -32,9 +32,10 @@ from launcher import (
     watching,
 )
 from launcher.agent import Agent, agents_for
-from launcher.diagnose import Cause
+from launcher.diagnose import Cause, first_failure
 from launcher.errors import HostError, RingctlError, StoppedEarly
 from launcher.hostproc import carriers
+from launcher.hostword import KILLED, TOLD_TO_END
 from launcher.leftovers import Ending, Leftovers, end_before
 from launcher.logs import EVERYTHING
 from launcher.model import Host, Inventory, Plan, RankState, RankStatus, RunState
@@ -157,6 +158,20 @@ def test_a_host_that_was_lost_twice_says_nothing_about_the_program(step: int | N
     for cause in (lost, peer):
         failures = [restarts.failure_of(ended_by(cause, "failed", "unknown", step=step))] * 2
         assert not restarts.why_not_again(OPTIONS, failures)
+
+
+@pytest.mark.parametrize("why", [KILLED, TOLD_TO_END, "the log cannot be written: Input/output error"])
+@pytest.mark.parametrize("error", ["Connection closed by peer [10.0.0.2]:7431", "words that nobody knows"])
+def test_a_host_whose_supervisor_was_ended_twice_says_nothing_about_the_program(error: str, why: str) -> None:
+    ranks = {
+        0: RankState(0, "s0", state="failed", exit_code=1, ended=2.0),
+        1: RankState(1, "s1", state="stopped", signal="SIGTERM", reason=why, ended=1.0),
+    }
+    state = RunState("r", "", 1, 2, "failed", ranks)
+    cause = first_failure(state, {0: [error]})
+    assert cause is not None
+    assert cause.text.startswith(f"rank 1 on s1 was ended: {why}")
+    assert not restarts.why_not_again(OPTIONS, [restarts.failure_of(Outcome(state, cause))] * 2)
 
 
 @pytest.mark.parametrize("id_", ["store_died", "uneven", ""])

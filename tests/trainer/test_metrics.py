@@ -181,6 +181,21 @@ def test_once_there_is_room_again_records_go_on_and_half_a_record_spoils_only_it
     assert capsys.readouterr().err == f"trainer: warning: {why}\n"
 
 
+def test_a_record_of_which_only_the_newline_found_no_room_is_written_and_that_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = Lines(str(path))
+    for most in (len('{"a": 1}'), len('{"a": 1}\n{"a": 2}')):
+        with no_file_longer_than(most):
+            lines.append_last({"a": 1 if most < 10 else 2}, patience=0.0)
+    assert path.read_text() == '{"a": 1}\n{"a": 2}'
+    assert lines.append({"a": 3})
+    lines.close()
+    assert path.read_text().splitlines() == ['{"a": 1}', '{"a": 2}', '{"a": 3}']
+    assert capsys.readouterr().err == "", "nothing is lost"
+
+
 def test_a_file_that_could_not_be_made_is_made_with_a_later_record(tmp_path: Path) -> None:
     path = tmp_path / "later" / "metrics.jsonl"
     lines = Lines(str(path))
