@@ -17,6 +17,7 @@ from launcher.traces import (
     frames_of,
     last_error,
     last_report,
+    lost_in_torch,
     telling,
     without_labels,
 )
@@ -240,7 +241,7 @@ def explain(rank: RankState, lines: Sequence[str], oom: bool = False, one_host: 
 def row_of(rank: RankState, lines: Sequence[str], report: Sequence[str], one_host: bool) -> Row | None:
     """The row that fits. An exception that no row knows is the program's own: what it said before, such as a
     warning that it went on after, is not why it ended."""
-    row = find([*(report or lines), rank.reason], one_host=one_host)
+    row = find([*(report or lines), rank.reason], one_host=one_host, from_torch=lost_in_torch(report))
     if row is None and not report:
         row = BY_SIGNAL.get(rank.signal or "")
     if row is not None and row.id == "store_timeout" and rank.rank == 0:

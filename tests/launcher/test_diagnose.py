@@ -49,12 +49,35 @@ def test_the_rank_that_failed_first_is_named(times: list[float]) -> None:
         "RuntimeError: [/gloo/pair.cc:500] read [127.0.0.1]:3: Connection reset by peer",
         "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed.",
         "RuntimeError: [/gloo/unbound_buffer.cc:81] Timed out waiting 60000ms for recv operation to complete",
+        "RuntimeError: writev [127.0.0.1]:3: Broken pipe",
+        "[W1119 TCPStore.cpp:106] [c10d] sendBytes failed on SocketImpl(fd=3, addr=[h0]:3): Broken pipe",
     ],
 )
 def test_a_rank_that_only_lost_its_peer_is_not_to_blame(consequence: str) -> None:
     said = {0: [*TRACEBACK, consequence], 1: [*TRACEBACK, "ValueError: boom"]}
     cause = cause_of(run_of(failed(0, ended=1.0), failed(1, ended=2.0)), said)
     assert cause.text == "rank 1 on h1 exited with code 1: ValueError: boom"
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+        "BrokenPipeError: [Errno 32] Broken pipe",
+        "ValueError: shard-3.bin is cut short: expected 4096 bytes, got 0 bytes",
+        "websocket.WebSocketException: Socket closed",
+        "RuntimeError: Connection reset by peer",
+    ],
+)
+def test_a_rank_that_lost_something_else_than_a_rank_failed_by_itself(own: str) -> None:
+    """Whether the others computed, had ended or lost it for that."""
+    tails = seen(*(line(0, "err", text) for text in [*TRACEBACK, own]), line(2, "err", PEER_DIED))
+    tails.add(stack(1, *SLEEPING))
+    stopped = RankState(1, "h1", "stopped", reason="rank 0 failed", ended=3.0)
+    run = run_of(failed(0, ended=2.0), stopped, failed(2, ended=1.0), RankState(3, "h3", "succeeded"))
+    cause = first_failure(run, tails)
+    assert cause is not None
+    assert (cause.text, cause.id) == (f"rank 0 on h0 exited with code 1: {own}", "")
 
 
 def test_a_killed_rank_is_to_blame_even_when_its_peers_ended_first() -> None:
