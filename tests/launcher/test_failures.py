@@ -121,6 +121,23 @@ def test_a_rank_that_lost_what_is_no_rank_is_named_and_not_one_that_computes_or_
     assert cause.trace[-1].function == "fetch"
 
 
+@pytest.mark.usefixtures("folder")
+def test_a_rank_that_is_killed_after_it_had_warned_and_gone_on_is_named_and_the_kill() -> None:
+    body = """
+    import json, os, sys, time
+    metrics = open(os.environ["RINGCTL_METRICS"], "a", buffering=1)
+    if os.environ["RANK"] == "0":
+        print("[c10d] Connection reset by peer; No space left on device; retrying", file=sys.stderr)
+        time.sleep(1)
+        metrics.write(json.dumps({"step": 1}) + "\\n")
+        os.kill(os.getpid(), 9)
+    time.sleep(600)
+    """
+    cause = failure(program(body), world=2)
+    assert (cause.rank, cause.id) == (0, "killed")
+    assert cause.text.startswith("rank 0 on localhost was killed by SIGKILL (usually out of memory")
+
+
 def test_what_is_not_known_is_said_to_be_unknown_with_the_last_lines() -> None:
     outcome, _ = watched(["sh", "-c", "echo one; echo two >&2; exit 7"])
     assert outcome.cause is not None
