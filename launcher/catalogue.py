@@ -32,6 +32,7 @@ class Row:
     )
     signals: tuple[str, ...] = ()  # a rank that one of these ended, and that said nothing known
     between_hosts: bool = False  # does not apply where all ranks are on one host
+    only_torch: bool = False  # any other connection ends in these words too: they count in what torch says
 
     @property
     def consequence(self) -> bool:
@@ -747,6 +748,7 @@ THEMES: tuple[tuple[str, tuple[Row, ...]], ...] = (
                 "another rank ended while this one was exchanging data with it",
                 "look at the rank that failed first",
                 kind="consequence",
+                only_torch=True,
             ),
             Row(
                 "store_died",
@@ -755,6 +757,7 @@ THEMES: tuple[tuple[str, tuple[Row, ...]], ...] = (
                 "rank 0, which holds the rendezvous store, ended",
                 "look at rank 0: `ringctl logs --rank 0`",
                 kind="consequence",
+                only_torch=True,
             ),
         ),
     ),
@@ -764,6 +767,10 @@ ROWS: tuple[Row, ...] = tuple(row for _, rows in THEMES for row in rows)
 BY_ID = {row.id: row for row in ROWS}
 BY_SIGNAL = {name: row for row in ROWS for name in row.signals}
 NOISE = re.compile(r"errno: 97\b")  # torch tries IPv6 first and says so where there is none
+FROM_TORCH = re.compile(  # in what torch, gloo, NCCL or ringctl's trainer say of a connection between ranks
+    r"\bgloo(?:[/\\]|::)|\bc10d\b|\bDist\w*Error\b|\bTCPStore\b|\bSocketImpl\b|\bNCCL\b|lost another rank|"
+    r"(?:by peer|Socket closed|Read error|read|writev?) \[[^\]]+\]:\d"
+)
 
 
 @functools.cache
@@ -772,8 +779,9 @@ def _compiled(row: Row) -> re.Pattern[str]:
 
 
 @functools.cache
-def _any() -> re.Pattern[str]:
-    return re.compile("|".join(f"(?:{pattern})" for row in ROWS for pattern in row.patterns))
+def _any(only_torch: bool) -> re.Pattern[str]:
+    rows = [row for row in ROWS if row.only_torch is only_torch]
+    return re.compile("|".join(f"(?:{pattern})" for row in rows for pattern in row.patterns))
 
 
 NOT_LITERAL = re.compile(  # what of a regular expression need not be in the text as it stands there
@@ -798,14 +806,21 @@ def may_be_known(text: str) -> bool:
     return any(piece in text for piece in _literals())
 
 
-def is_known(line: str) -> bool:
-    """Whether any row matches: one search, for logs of millions of lines."""
-    return bool(_any().search(line)) and not NOISE.search(line)
+def is_known(line: str, *, from_torch: bool = False) -> bool:
+    """Whether any row matches: a search or two, for logs of millions of lines."""
+    known = _any(False).search(line) or (is_from_torch(line, from_torch) and _any(True).search(line))
+    return bool(known) and not NOISE.search(line)
 
 
-def find(lines: Iterable[str], *, one_host: bool = False) -> Row | None:
-    """The strongest row that matches one of the lines; the first in the table among equals."""
-    said = [line for line in lines if is_known(line)]
-    rows = [row for row in ROWS if not (one_host and row.between_hosts)]
-    found = [row for row in rows if any(_compiled(row).search(line) for line in said)]
+def is_from_torch(line: str, from_torch: bool) -> bool:
+    return from_torch or bool(FROM_TORCH.search(line))
+
+
+def find(lines: Iterable[str], *, one_host: bool = False, from_torch: bool = False) -> Row | None:
+    """The strongest row that matches one of the lines; the first in the table among equals. `from_torch` if
+    something else than their words says that they are torch's."""
+    said = [line for line in lines if is_known(line, from_torch=from_torch)]
+    torchs = [line for line in said if is_from_torch(line, from_torch)]
+    rows = [(row, torchs if row.only_torch else said) for row in ROWS if not (one_host and row.between_hosts)]
+    found = [row for row, words in rows if any(_compiled(row).search(line) for line in words)]
     return min(found, key=lambda row: STRENGTH[row.kind], default=None)

@@ -18,12 +18,15 @@ from launcher.traces import (
     frames_of,
     last_error,
     last_report,
+    lost_in_torch,
     telling,
     without_labels,
 )
 
 LAST_LINES = 200
 LONGEST = 2000  # what is kept of a line
+MOMENT_S = 0.5  # later than this is afterwards: metrics are read now and then
+WHILE_S = 3.0  # a program that ends by itself may still say so much longer how it does
 SHOWN_LINES = 20
 OF_TORCH = re.compile(r"^\[[WEF]\d{4} |^terminate called|^\s+what\(\):")  # what its C++ part prints
 GOING_ON = ("waiting", "running", "unknown")
@@ -59,8 +62,10 @@ class Tails:
     none), where it was when its host last looked, and whether the kernel killed it for memory."""
 
     def __init__(self) -> None:
-        self._err: dict[int, deque[str]] = {}
-        self._out: dict[int, deque[str]] = {}
+        self._err: dict[int, deque[tuple[float, str]]] = {}
+        self._out: dict[int, deque[tuple[float, str]]] = {}
+        self._stepped: dict[int, float] = {}  # when each last told of a step,
+        self._spoke: dict[int, float] = {}  # and when it last said anything
         self.stacks: dict[int, Stack] = {}
         self.oom: set[int] = set()
 
@@ -72,16 +77,30 @@ class Tails:
             if event.rank not in where:
                 where[event.rank] = deque(maxlen=LAST_LINES)
             text = event.data["text"]
-            where[event.rank].append(text if len(text) <= LONGEST else text[:LONGEST])
+            where[event.rank].append((event.time, text if len(text) <= LONGEST else text[:LONGEST]))
+            self._spoke[event.rank] = event.time
         elif event.kind == "stack":
             self.stacks[event.rank] = Stack.from_event(event.data)
         elif event.kind == "metric" and "step" in event.data:
             self.stacks.pop(event.rank, None)  # it has moved since
+            self._stepped[event.rank] = event.time
         elif event.kind == "oom":
             self.oom.add(event.rank)
 
     def of(self, rank: int) -> list[str]:
-        return list(self._err.get(rank) or self._out.get(rank) or ())
+        return [text for _, text in self._said(rank)]
+
+    def last_words(self, rank: RankState) -> list[str]:
+        """The same without what it went on after, such as a warning: that is not why it ended."""
+        number, killed = rank.rank, by_others(rank)
+        since = self._stepped.get(number, 0.0) - MOMENT_S
+        since = max(since, self._spoke.get(number, 0.0) - (MOMENT_S if killed else WHILE_S))
+        if killed:
+            since = max(since, (rank.ended or 0.0) - WHILE_S)
+        return [text for time, text in self._said(number) if time >= since or TRAINERS_WORD.match(text)]
+
+    def _said(self, rank: int) -> Iterable[tuple[float, str]]:
+        return self._err.get(rank) or self._out.get(rank) or ()
 
 
 @dataclass(frozen=True)
@@ -112,7 +131,7 @@ def first_failure(
     one_host = len({rank.host for rank in state.ranks.values()}) == 1
     failed = [rank for rank in state.ranks.values() if rank.state == "failed"]
     if failed:
-        verdicts = [explain(rank, tails.of(rank.rank), rank.rank in tails.oom, one_host) for rank in failed]
+        verdicts = [explain(rank, tails, one_host) for rank in failed]
         verdicts.sort(key=lambda verdict: verdict.order)
         row = verdicts[0].row
         if row is None and (cause := of_fallen_host(state, verdicts[0])):
@@ -227,12 +246,19 @@ def either(state: RunState, missed: Mapping[str, str]) -> str:
 # --- One rank ------------------------------------------------------------------------------------
 
 
-def explain(rank: RankState, lines: Sequence[str], oom: bool = False, one_host: bool = False) -> Verdict:
+def by_others(rank: RankState) -> bool:
+    """Whether a signal ended it that it did not send itself. An abort says why; then its memory is saved, for
+    as long as that takes."""
+    return rank.signal not in (None, "", "SIGABRT")
+
+
+def explain(rank: RankState, tails: Tails, one_host: bool = False) -> Verdict:
     """Why this rank failed, by its own words and the way it ended."""
-    lines = without_labels(lines)
-    report = [] if rank.signal and rank.signal != "SIGABRT" else last_report(lines)
-    row = BY_ID["oom"] if oom else row_of(rank, lines, report, one_host)
-    said = last_error(lines)
+    lines = without_labels(tails.of(rank.rank))
+    report = [] if by_others(rank) else last_report(lines)
+    words = lines if report else without_labels(tails.last_words(rank))
+    row = BY_ID["oom"] if rank.rank in tails.oom else row_of(rank, words, report, one_host)
+    said = last_error(words)
     how = f"was killed by {rank.signal}" if rank.signal else f"exited with code {rank.exit_code}"
     if rank.reason and rank.exit_code == 127:
         how, said = "did not start", rank.reason
@@ -254,7 +280,7 @@ def explain(rank: RankState, lines: Sequence[str], oom: bool = False, one_host: 
 def row_of(rank: RankState, lines: Sequence[str], report: Sequence[str], one_host: bool) -> Row | None:
     """The row that fits. An exception that no row knows is the program's own: what it said before, such as a
     warning that it went on after, is not why it ended."""
-    row = find([*(report or lines), rank.reason], one_host=one_host)
+    row = find([*(report or lines), rank.reason], one_host=one_host, from_torch=lost_in_torch(report))
     if row is None and not report:
         row = BY_SIGNAL.get(rank.signal or "")
     if row is not None and row.id == "store_timeout" and rank.rank == 0:

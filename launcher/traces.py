@@ -32,6 +32,7 @@ WAITS = re.compile(
     r"gather\w*|scatter\w*|recv\w*|irecv|send\w*|isend|init_process_group|rendezvous|TCPStore)\("
 )
 COLLECTIVES = re.compile(r"/torch/distributed/")
+DIST_ERROR = re.compile(r"[\w.]*\bDist\w*Error\b")
 BACKWARD = re.compile(r"/torch/(?:autograd/|_tensor\.py)")
 
 
@@ -123,6 +124,17 @@ def telling(frames: Sequence[Frame]) -> list[Frame]:
     """The frames of the user's own code, the innermost few of them; where there are none, where it ended."""
     own = [frame for frame in frames if not frame.is_library]
     return (own or list(frames[-1:]))[-MOST_FRAMES:]
+
+
+def lost_in_torch(report: Sequence[str]) -> bool:
+    """Whether the exception came out of a call that waits for other ranks. What torch's C++ part raises is a
+    RuntimeError, and what Python's own sockets and pipes raise never is."""
+    said = error_of(report)
+    if DIST_ERROR.match(said):
+        return True
+    inner = frames_of(report)[-1:]
+    others = any(frame.is_library and "/torch/" not in frame.file for frame in inner)
+    return said.startswith("RuntimeError:") and not others and Stack(tuple(inner)).waits
 
 
 @dataclass(frozen=True)

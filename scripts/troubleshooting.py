@@ -69,7 +69,8 @@ def section(row: Row) -> Iterator[str]:
     yield ""
     seen = [f"`{as_seen(pattern)}`" for pattern in row.patterns]
     seen += [f"a rank killed by {name}" for name in row.signals]
-    yield f"You see: {', '.join(dict.fromkeys(seen))}."
+    torchs = ", where torch, gloo or NCCL says so: any other connection ends in these words too"
+    yield f"You see: {', '.join(dict.fromkeys(seen))}{torchs if row.only_torch else ''}."
     yield ""
     yield f"Why: {row.cause}."
     yield ""

@@ -21,6 +21,10 @@ TRACEBACK = ["Traceback (most recent call last):", '  File "t.py", line 3, in <m
 PEER_DIED = "RuntimeError: [/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:7431"
 
 
+def at(time: float, text: str) -> Event:
+    return Event("line", time, "r", 1, "h0", 0, {"stream": "err", "text": text})
+
+
 def failed(rank: int, ended: float, **more: Any) -> RankState:
     return RankState(rank, f"h{rank}", **{"state": "failed", "exit_code": 1, "ended": ended, **more})
 
@@ -50,12 +54,35 @@ def test_the_rank_that_failed_first_is_named(times: list[float]) -> None:
         "RuntimeError: [/gloo/pair.cc:500] read [127.0.0.1]:3: Connection reset by peer",
         "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed.",
         "RuntimeError: [/gloo/unbound_buffer.cc:81] Timed out waiting 60000ms for recv operation to complete",
+        "RuntimeError: writev [127.0.0.1]:3: Broken pipe",
+        "[W1119 TCPStore.cpp:106] [c10d] sendBytes failed on SocketImpl(fd=3, addr=[h0]:3): Broken pipe",
     ],
 )
 def test_a_rank_that_only_lost_its_peer_is_not_to_blame(consequence: str) -> None:
     said = {0: [*TRACEBACK, consequence], 1: [*TRACEBACK, "ValueError: boom"]}
     cause = cause_of(run_of(failed(0, ended=1.0), failed(1, ended=2.0)), said)
     assert cause.text == "rank 1 on h1 exited with code 1: ValueError: boom"
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+        "BrokenPipeError: [Errno 32] Broken pipe",
+        "ValueError: shard-3.bin is cut short: expected 4096 bytes, got 0 bytes",
+        "websocket.WebSocketException: Socket closed",
+        "RuntimeError: Connection reset by peer",
+    ],
+)
+def test_a_rank_that_lost_something_else_than_a_rank_failed_by_itself(own: str) -> None:
+    """Whether the others computed, had ended or lost it for that."""
+    tails = seen(*(line(0, "err", text) for text in [*TRACEBACK, own]), line(2, "err", PEER_DIED))
+    tails.add(stack(1, *SLEEPING))
+    stopped = RankState(1, "h1", "stopped", reason="rank 0 failed", ended=3.0)
+    run = run_of(failed(0, ended=2.0), stopped, failed(2, ended=1.0), RankState(3, "h3", "succeeded"))
+    cause = first_failure(run, tails)
+    assert cause is not None
+    assert (cause.text, cause.id) == (f"rank 0 on h0 exited with code 1: {own}", "")
 
 
 def test_a_killed_rank_is_to_blame_even_when_its_peers_ended_first() -> None:
@@ -161,6 +188,54 @@ def test_a_warning_that_the_program_went_on_after_is_not_why_it_ended() -> None:
     said = ["OSError: [Errno 28] No space left on device", *TRACEBACK, "ValueError: boom"]
     cause = cause_of(run_of(failed(0, ended=1.0)), {0: said})
     assert (cause.id, cause.text) == ("", "rank 0 on h0 exited with code 1: ValueError: boom")
+
+
+WARNED = "urllib3: [c10d] Connection reset by peer; No space left on device; CUDA out of memory; retrying"
+SEGFAULT = {"exit_code": -11, "signal": "SIGSEGV"}
+
+
+@pytest.mark.parametrize(
+    ("ending", "after", "text"),
+    [
+        ({}, [Event("metric", 12.0, "r", 1, "h0", 0, {"step": 8})], "exited with code 1"),
+        ({}, ["on"], "exited with code 1: on"),
+        (SEGFAULT, [Event("metric", 12.0, "r", 1, "h0", 0, {"step": 8})], "was killed by SIGSEGV (a comp"),
+        (
+            SEGFAULT,
+            [Event("line", 12.0, "r", 1, "h0", 0, {"stream": "out", "text": "on"})],
+            "was killed by SI",
+        ),
+        (SEGFAULT, ["on"], "was killed by SIGSEGV (a compiled library crashed"),
+        (SEGFAULT, [], "was killed by SIGSEGV (a compiled library crashed"),
+    ],
+)
+def test_a_warning_long_before_the_end_is_not_why_a_rank_was_killed_or_gave_up(
+    ending: dict[str, Any], after: list[Event | str], text: str
+) -> None:
+    tails = seen(at(10.0, WARNED))
+    for event in after:
+        tails.add(at(15.0, event) if isinstance(event, str) else event)
+    cause = first_failure(run_of(failed(0, ended=20.0, **ending)), tails)
+    assert cause is not None
+    assert cause.id == ("crash" if ending else "")
+    assert cause.text.startswith(f"rank 0 on h0 {text}")
+
+
+@pytest.mark.parametrize(
+    ("ending", "said", "id_"),
+    [
+        ({}, [at(10.0, "OSError: No space left on device"), at(12.0, "cleaning up")], "disk"),
+        ({}, [at(10.0, "trainer: No space left on device"), at(19.0, "wandb: has sent it all")], "disk"),
+        (SEGFAULT, [at(19.0, "OpenBLAS: pthread_create failed"), at(19.2, "OpenBLAS: ...")], "threads"),
+        ({"exit_code": -6, "signal": "SIGABRT"}, [at(10.0, "what():  std::bad_alloc")], "oom"),
+        ({}, [Event("metric", 10.3, "r", 1, "h0", 0, {"step": 8}), at(10.0, "ENOSPC")], "disk"),
+    ],
+)
+def test_what_a_rank_said_in_the_end_is_why(ending: dict[str, Any], said: list[Event], id_: str) -> None:
+    """Whatever it still says while it ends, and however late a step is read or its memory saved."""
+    cause = first_failure(run_of(failed(0, ended=20.0, **ending)), seen(*said))
+    assert cause is not None
+    assert cause.id == id_
 
 
 def test_what_led_to_an_exception_counts_as_part_of_it() -> None:

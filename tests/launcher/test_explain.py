@@ -148,6 +148,40 @@ def test_where_only_consequences_are_in_the_log_it_says_so() -> None:
     assert "the rank that failed first is not in this log" in cause.fix
 
 
+IN_TORCH = (
+    '  File "/home/me/train.py", line 9, in <module>\n    dist.init_process_group("gloo")\n'
+    '  File "/x/site-packages/torch/distributed/rendezvous.py", line 5, in _create\n    return TCPStore(\n'
+)
+IN_URLLIB = (
+    '  File "/home/me/train.py", line 9, in <module>\n    fetch(url)\n'
+    '  File "/usr/lib/python3.11/socket.py", line 706, in readinto\n    return self._sock.recv_into(b)\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("frames", "error", "id_"),
+    [
+        (IN_TORCH, "RuntimeError: Connection reset by peer", "peer_died"),  # as torch 1 has it
+        (IN_TORCH, "RuntimeError: Broken pipe", "peer_died"),
+        (IN_TORCH, "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes", "store_died"),
+        (
+            IN_TORCH,
+            "torch.distributed.DistBackendError: NCCL error\nCall to recv failed: Broken pipe",
+            "peer_died",
+        ),
+        (IN_URLLIB, "ConnectionResetError: [Errno 104] Connection reset by peer", ""),
+        (IN_URLLIB, "http.client.IncompleteRead: got 0 bytes", ""),
+        (IN_URLLIB, "RuntimeError: Broken pipe", ""),
+    ],
+)
+def test_a_connection_that_torch_did_not_lose_is_no_other_ranks_fault(
+    frames: str, error: str, id_: str
+) -> None:
+    cause = cause_of(labelled(1, f"Traceback (most recent call last):\n{frames}{error}\n"))
+    assert (cause.rank, cause.id) == (1, id_)
+    assert ("is not in this log" in cause.fix) == bool(id_)
+
+
 @pytest.mark.parametrize(
     ("text", "code"),
     [
@@ -332,6 +366,7 @@ def test_a_rank_that_was_stopped_by_a_signal_is_told() -> None:
         "OSError: [Errno 98] EADDRINUSE, trying port 6007\n" + "".join(f"step {n}\n" for n in range(100)),
         "nohup: ignoring SIGHUP\nstep 1\n",
         "wandb: Authentication failed, going on offline\nstep 1\n",
+        "urllib3: ConnectionResetError(104, 'Connection reset by peer'); retrying\nstep 1\n",
         '{"kind": "line", "time": 1}\n{"kind": [[[\nstep 1\n',
     ],
 )

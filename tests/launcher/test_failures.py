@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -89,6 +90,52 @@ def test_an_exception_of_the_program_itself_is_shown_with_its_line_and_nothing_i
     assert cause.text == "rank 0 on localhost exited with code 1: KeyError: 'gradient'"
     assert [(frame.line, frame.text) for frame in cause.trace] == [(3, "{}['gradient']")]
     assert (cause.id, cause.fix, cause.known) == ("", "", True)
+
+
+OWN_SERVER = """
+def fetch():  # from a server that hangs up
+    there = socket.create_server(("127.0.0.1", 0))
+    here = socket.create_connection(there.getsockname())
+    accepted, _ = there.accept()
+    accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    accepted.close()
+    here.recv(1)
+"""
+OWN_CHILD = """
+def fetch():  # by a program that has ended
+    child = subprocess.Popen(["true"], stdin=subprocess.PIPE, bufsize=0)
+    child.wait()
+    child.stdin.write(b"x")
+"""
+OWN_FILE = "def fetch(): raise ValueError('shard 3 is cut short: expected 4096 bytes, got 0 bytes')"
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("fetch", [OWN_SERVER, OWN_CHILD, OWN_FILE], ids=["server", "child", "file"])
+def test_a_rank_that_lost_what_is_no_rank_is_named_and_not_one_that_computes_or_is_done(fetch: str) -> None:
+    act = "fetch() if rank == 0 else None if rank == 2 else time.sleep(600)\n"
+    body = "import os, socket, struct, subprocess, time\nrank = int(os.environ['RANK'])\n"
+    start = "if rank == 0: time.sleep(0.3)\n"  # the others are where they will be
+    cause = failure(program(body + textwrap.dedent(fetch) + "\n" + start + act), world=3)
+    assert (cause.rank, cause.id) == (0, "")
+    assert cause.trace[-1].function == "fetch"
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_rank_that_is_killed_after_it_had_warned_and_gone_on_is_named_and_the_kill() -> None:
+    body = """
+    import json, os, sys, time
+    metrics = open(os.environ["RINGCTL_METRICS"], "a", buffering=1)
+    if os.environ["RANK"] == "0":
+        print("[c10d] Connection reset by peer; No space left on device; retrying", file=sys.stderr)
+        time.sleep(1)
+        metrics.write(json.dumps({"step": 1}) + "\\n")
+        os.kill(os.getpid(), 9)
+    time.sleep(600)
+    """
+    cause = failure(program(body), world=2)
+    assert (cause.rank, cause.id) == (0, "killed")
+    assert cause.text.startswith("rank 0 on localhost was killed by SIGKILL (usually out of memory")
 
 
 def test_what_is_not_known_is_said_to_be_unknown_with_the_last_lines() -> None:

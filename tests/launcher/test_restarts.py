@@ -260,8 +260,10 @@ def test_after_a_failure_the_run_goes_on_as_its_next_attempt_on_the_same_id() ->
     assert status(run)["watched"] is None
 
 
-def test_a_failure_that_repeats_itself_is_not_tried_for_ever() -> None:
-    seen, said = launched("--max-restarts", "9", *script("echo no; exit 9"), code=1)
+@pytest.mark.parametrize("words", ["no", "my file: got 0 bytes"])
+def test_a_failure_that_repeats_itself_is_not_tried_for_ever(words: str) -> None:
+    """Also in words that a rank might use that had lost another one."""
+    seen, said = launched("--max-restarts", "3", *script(f"echo {words}; exit 9"), code=1)
     assert seen[-1]["attempt"] == 2
     assert "it failed as the attempt before did; starting again would not help" in said
 
