@@ -19,7 +19,7 @@ from launcher.hostdisk import (
     replace_file,
     room_file,
 )
-from launcher.hostevents import RANK_EXITED, EventLog, log_exit, segment_name, segments
+from launcher.hostevents import FINAL_EVENTS, EventLog, log_exit, segment_name, segments
 from launcher.hostproc import alive
 from launcher.hostruns import FINAL, is_state
 from launcher.hostword import MAY_BE, stop_word
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 EXIT_KEYS = ("state", "exit_code", "signal", "reason")
 REPLACED = ("state.json", "plan.json", "stop.json", "again.json")
-FINAL_EVENTS = (RANK_EXITED, b'{"kind":"host_finished"')
 
 
 def close_books(folder: str, reason: str, left: Sequence[dict[str, Any]] = (), unwritten: int = 0) -> None:
