@@ -8,7 +8,7 @@ from launcher.model import Event
 from launcher.told import unwritten, words_of
 
 LAST = "host_finished"
-GAP = "part of its log is missing: a host that has it could not be heard"  # of an attempt, as recorded
+GAP = "part of its log is missing: a host that has it could not be heard or read"  # of an attempt, as recorded
 
 
 def said_last(events: Iterable[Event]) -> list[str]:

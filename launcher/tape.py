@@ -580,7 +580,8 @@ def thinned(db: sqlite3.Connection, run: str, points: int) -> list[sqlite3.Row]:
 
 
 def attempts(run: str) -> list[dict[str, Any]]:
-    """Each of them, as far as it was recorded; `gap`: a host has more of its log, and could not be heard."""
+    """Each of them, as far as it was recorded; `gap`: a host has more of its log, and could not be heard or
+    read."""
     nothing: list[sqlite3.Row] = []
     words = "SELECT * FROM attempts WHERE run = ? ORDER BY attempt"
     rows = history.ask(lambda db: db.execute(words, (run,)).fetchall(), nothing)

@@ -237,7 +237,7 @@ def test_a_log_of_which_a_host_has_more_is_told_to_be_no_whole_one(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     record_two_attempts(gaps=(1,))
-    missing = "attempt 1: part of its log is missing: a host that has it could not be heard\n"
+    missing = "attempt 1: part of its log is missing: a host that has it could not be heard or read\n"
     previous = ("logs", PLAN.run, "--previous")
     with serving() as service:
         there = ("--server", service.url)
