@@ -306,11 +306,11 @@ def is_launching(run: str) -> bool:
     return row is not None and row.state == "starting"
 
 
-def due(*, gaps: bool = True) -> list[str]:
+def due(*, gaps: bool = True, lately: float = LATELY_S) -> list[str]:
     """Runs that are to be recorded, oldest first: those that go on, those whose newest attempt is recorded in
-    part or not at all, those that somebody is about to start again, and those that ended lately without
-    anybody recording them. With `gaps` also those of which a host had more to tell when it was last asked,
-    for some days."""
+    part or not at all, those that somebody is about to start again, and those that ended `lately`, so many
+    seconds ago at most, without anybody recording them. With `gaps` also those of which a host had more to
+    tell when it was last asked, for some days."""
     words = """
         SELECT r.run FROM runs r LEFT JOIN attempts a ON a.run = r.run AND a.attempt = r.attempt
         WHERE (
@@ -324,7 +324,7 @@ def due(*, gaps: bool = True) -> list[str]:
         AND EXISTS (SELECT 1 FROM records WHERE run = r.run)
         ORDER BY r.run"""
     now = time.time()
-    values = {"lately": now - LATELY_S, "gaps": gaps, "gap": now - GAP_S, "with_a_gap": tape.WITH_A_GAP}
+    values = {"lately": now - lately, "gaps": gaps, "gap": now - GAP_S, "with_a_gap": tape.WITH_A_GAP}
     found: list[sqlite3.Row] = history.ask(lambda db: db.execute(words, values).fetchall(), [])
     about_to = [run for run in watching.to_be_watched() if watching.is_watched(run)]
     again = [run for run in about_to if history.state_of(run) in ("failed", "lost")]
