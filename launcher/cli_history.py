@@ -6,19 +6,20 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from launcher.cli_shared import F, complete_run, json_option, pool
-from launcher.errors import InputError, RingctlError
+from launcher.errors import HostError, InputError, RingctlError
 
 if TYPE_CHECKING:
     from launcher.text import Row
 
 LIST = "ringctl runs list shows them"
+NAMED = 5  # attempts of which the same is said
 STATES = ("queued", "starting", "running", "succeeded", "failed", "stopped", "lost", "cancelled")
 
 
@@ -191,13 +192,51 @@ def export(names: tuple[str, ...], out: str | None) -> int:
     One line a run, {"kind": "run", ...}, and after it one for each of its recorded events. Into a folder,
     each run is a file RUN.jsonl of its own.
     """
-    from launcher import history
+    from launcher import history, listing
 
-    export_to(out, [id_of(name) for name in names] or history.names(), lines_of)
-    return 0
+    chosen = [id_of(name) for name in names] or history.names()
+    return export_to(out, chosen, lambda run: listing.detail(run) or {"run": run}, events_of)
 
 
-def export_to(out: str | None, chosen: list[str], lines: Callable[[str], Iterator[str]]) -> None:
+def export_to(
+    out: str | None,
+    chosen: list[str],
+    detail: Callable[[str], Mapping[str, Any]],
+    events: Callable[[str], Iterator[Mapping[str, Any]]],
+) -> int:
+    """The exit code, which tells whether all logs that are recorded are whole: without a service none is."""
+    from launcher.lastword import NOT_RECORDED, lacking
+
+    missing: dict[str, dict[int, str]] = {}
+
+    def lines(run: str) -> Iterator[str]:
+        about = detail(run)
+        missing[run] = lacking(about)
+        yield json.dumps({"kind": "run", **about}) + "\n"
+        yield from (json.dumps(event) + "\n" for event in events(run))
+
+    write_all(out, chosen, lines)
+    for words in not_whole(missing):
+        click.echo(words, err=True)
+    lacks = {words for its in missing.values() for words in its.values()}
+    return HostError.exit_code if lacks - {NOT_RECORDED} else 0
+
+
+def not_whole(missing: Mapping[str, Mapping[int, str]]) -> list[str]:
+    """A sentence for all attempts that lack the same; of runs that nobody recorded there may be many."""
+    from launcher.lastword import to_do
+    from launcher.logs import visible
+
+    which: dict[str, list[str]] = {}
+    for run, attempts in missing.items():
+        for attempt, words in attempts.items():
+            which.setdefault(words, []).append(visible(f"run {run}, attempt {attempt}"))
+    more = {words: f"; and {len(its) - NAMED} more" for words, its in which.items() if len(its) > NAMED}
+    found = [f"{'; '.join(its[:NAMED])}{more.get(words, '')}: {words}" for words, its in which.items()]
+    return [*found, *to_do(which)]
+
+
+def write_all(out: str | None, chosen: list[str], lines: Callable[[str], Iterator[str]]) -> None:
     if out is None:
         for run in chosen:
             sys.stdout.writelines(lines(run))
@@ -233,13 +272,12 @@ def new_file(path: Path) -> IO[str]:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def lines_of(run: str) -> Iterator[str]:
-    from launcher import listing, tape
+def events_of(run: str) -> Iterator[Mapping[str, Any]]:
+    from launcher import tape
 
-    yield json.dumps({"kind": "run", **(listing.detail(run) or {"run": run})}) + "\n"
     after = 0
     while some := tape.events(run, after, 5000):
-        yield from (json.dumps(tape.numbered(id_, event)) + "\n" for id_, event in some)
+        yield from (tape.numbered(id_, event) for id_, event in some)
         after = some[-1][0]
 
 

@@ -205,13 +205,16 @@ def checkpoints(run: str | None, as_json: bool) -> int:
 @click.command()
 @click.argument("run", required=False)
 @report_options
-def report(run: str | None, out: str | None, kind: str) -> None:
+def report(run: str | None, out: str | None, kind: str) -> int:
     """Put a run of the service into one file: curves, tables, the end of its log."""
     from launcher.cli_report import put
+    from launcher.showlogs import note
 
     there = service()
     found = there.find(run)["run"]
+    missing = cli_remote_logs.settled_gaps(there, found)
     put(there.text(there.run(found, "/report"), format=kind), found, out, kind)
+    return cli_remote_logs.tell_gaps(missing, note)
 
 
 # --- which there are -----------------------------------------------------------------------------

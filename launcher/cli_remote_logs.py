@@ -36,6 +36,7 @@ OVER = ("succeeded", "failed", "stopped", "lost", "cancelled")
 AGAIN_S = 1.0  # before a stream that broke is opened again
 GIVE_UP_S = 60.0  # and for how long that is tried
 AT_ONCE = 5000  # lines
+SETTLE_S = 2.0  # so long the log of a run that has just ended is waited for to be recorded whole
 
 
 @click.command()
@@ -79,13 +80,14 @@ def logs(
         follow_run(there, row["run"], look=look, wanted=wanted, since=row["attempt"])
         return HostError.exit_code if gaps(there, row["run"], lambda each: each >= row["attempt"]) else 0
     shown = attempt or row["attempt"]
+    missing = settled_gaps(there, row["run"], between(shown, row))
     show(there, row["run"], wanted, look, shown)
     tell_last(there, row["run"], showlogs.note, lambda each: each == shown)
     if previous:
         showlogs.finish(outcome_of(there, row, attempt), look)
     elif row["state"] in (*OVER, "queued"):
         tell_end(there, row["run"], as_json)
-    return tell_gaps(there, row["run"], showlogs.note, lambda each: each == shown)
+    return tell_gaps(missing, showlogs.note)
 
 
 def refuse_absent(row: Mapping[str, Any], wanted: Filter, previous: bool) -> None:
@@ -199,19 +201,40 @@ def tell_last(
     return after
 
 
-def gaps(there: Client, run: str, wanted: Callable[[int], bool]) -> list[int]:
-    """The attempts that are `wanted` of which a host has more than was recorded."""
-    told = there.get(there.run(run))["attempts"]
-    return [each["attempt"] for each in told if each.get("gap") and wanted(each["attempt"])]
+def gaps(there: Client, run: str, wanted: Callable[[int], bool] = lambda _: True) -> dict[int, str]:
+    """What to say of each attempt that is `wanted` and over, and not recorded whole."""
+    from launcher.lastword import lacking
+
+    detail = there.get(there.run(run))
+    found = there.understood(lambda: lacking(detail))
+    return {attempt: words for attempt, words in found.items() if wanted(attempt)}
 
 
-def tell_gaps(there: Client, run: str, note: Callable[[str], None], wanted: Callable[[int], bool]) -> int:
-    """Say which these are; the exit code, as without a service."""
-    from launcher.lastword import GAP
+def settled_gaps(there: Client, run: str, wanted: Callable[[int], bool] = lambda _: True) -> dict[int, str]:
+    """The same, for whoever is about to read the log: what is recorded after that may be missed. If it is
+    being recorded at this moment, that is waited for, but not for long."""
+    from launcher.lastword import to_do
 
-    found = gaps(there, run, wanted)
-    for attempt in found:
-        note(f"attempt {attempt}: {GAP}")
+    until = time.monotonic() + SETTLE_S
+    while to_do((found := gaps(there, run, wanted)).values()) and time.monotonic() < until:
+        time.sleep(AGAIN_S / 10)
+    return found
+
+
+def between(shown: int, row: Mapping[str, Any]) -> Callable[[int], bool]:
+    """The attempt that is shown, and those between it and the newest, of which nothing may be known."""
+    return lambda each: each == shown or shown < each < row["attempt"]
+
+
+def tell_gaps(found: Mapping[int, str], note: Callable[[str], None]) -> int:
+    """The exit code, as without a service."""
+    from launcher.lastword import to_do
+
+    for words in (
+        *(f"attempt {attempt}: {words}" for attempt, words in found.items()),
+        *to_do(found.values()),
+    ):
+        note(words)
     return HostError.exit_code if found else 0
 
 
@@ -291,10 +314,11 @@ def save(there: Client, row: Mapping[str, Any], target: Path, attempt: int) -> i
     from launcher import showlogs
 
     wanted = attempt or row["attempt"]
+    missing = settled_gaps(there, row["run"], between(wanted, row))
     pages = ([e for e in page.events if e.attempt == wanted] for page in all_events(there, row["run"]))
     with showlogs.new_folder(target / row["run"]) as folder:
         files = showlogs.write_files(pages, folder)
-    code = tell_gaps(there, row["run"], showlogs.note, lambda each: each == wanted)
+    code = tell_gaps(missing, showlogs.note)
     print(f"{files} files in {folder}")
     return code
 
@@ -384,7 +408,7 @@ class Follower:
         self._told = tell_last(self.there, self.run, self._note, self._is_shown, self._told)
 
     def tell_gaps(self) -> None:
-        tell_gaps(self.there, self.run, self._note, self._is_shown)
+        tell_gaps(gaps(self.there, self.run, self._is_shown), self._note)
 
     def _is_shown(self, attempt: int) -> bool:
         return attempt >= self.since

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
@@ -76,18 +75,25 @@ def export(names: tuple[str, ...], out: str | None) -> int:
     chosen = [id_of(there, name) for name in names]
     if not chosen:
         chosen = [row["run"] for page in pages(there) for row in page][::-1]
-    cli_history.export_to(out, chosen, lambda run: lines_of(there, run))
-    return 0
+    return cli_history.export_to(
+        out, chosen, lambda run: detail_of(there, run), lambda run: events_of(there, run)
+    )
 
 
-def lines_of(there: Client, run: str) -> Iterator[str]:
+def detail_of(there: Client, run: str) -> dict[str, Any]:
+    from launcher.lastword import lacking
     from launcher.listing import AT_THE_MOMENT
 
-    yield json.dumps({"kind": "run", **there.get(there.run(run)), **AT_THE_MOMENT}) + "\n"
+    about = {**there.get(there.run(run)), **AT_THE_MOMENT}
+    there.understood(lambda: lacking(about))
+    return about
+
+
+def events_of(there: Client, run: str) -> Iterator[Mapping[str, Any]]:
     after, more = 0, True
     while more:
         page = there.get(there.run(run, "/events"), after=after, limit=5000)
-        yield from (json.dumps(event) + "\n" for event in page["events"])
+        yield from page["events"]
         more, after = page["more"], page["last"]
 
 

@@ -37,7 +37,7 @@ def report_options(command: F) -> F:
 @click.command()
 @run_argument
 @report_options
-def report(run: str | None, out: str | None, kind: str) -> None:
+def report(run: str | None, out: str | None, kind: str) -> int:
     """Put the latest run, or RUN, into one file: curves, tables, the end of its log.
 
     Markdown and JSON are printed unless --out names a file. What nobody has recorded yet is asked of
@@ -45,6 +45,9 @@ def report(run: str | None, out: str | None, kind: str) -> None:
     """
     from launcher import report as reports
     from launcher import text
+    from launcher.cli_remote_logs import tell_gaps
+    from launcher.lastword import lacking
+    from launcher.showlogs import note
 
     found = named_run(run, {}, unstarted=True)
     if not found.never_started:
@@ -55,6 +58,7 @@ def report(run: str | None, out: str | None, kind: str) -> None:
     else:
         made = reports.render_markdown(data) if kind == "markdown" else reports.render_html(data)
     put(made, found.run, out, kind)
+    return tell_gaps(lacking(data["run"]), note)
 
 
 def checkpoints_of(found: Found) -> dict[str, Any] | None:

@@ -152,6 +152,11 @@ def newest(metric: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]
     return {**metric, **plain}
 
 
+def has_begun(rank: RankState) -> bool:
+    """Whether it was started, or may have been: then there is a log."""
+    return rank.pid is not None or rank.state in ("running", "unknown")
+
+
 def run_status(ranks: Mapping[int, RankState]) -> RunStatus:
     """What the ranks together amount to."""
     states = {rank.state for rank in ranks.values()}

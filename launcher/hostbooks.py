@@ -21,7 +21,7 @@ from launcher.hostdisk import (
     replace_file,
     room_file,
 )
-from launcher.hostevents import RANK_EXITED, EventLog, log_exit, segment_name, segments
+from launcher.hostevents import FINAL_EVENTS, EventLog, log_exit, segment_name, segments
 from launcher.hostoutput import keep_last
 from launcher.hostproc import alive, exit_code, signal_name
 from launcher.hostruns import FINAL, is_state
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 EXIT_KEYS = ("state", "exit_code", "signal", "reason")
 REPLACED = ("state.json", "plan.json", "stop.json", "again.json")
-FINAL_EVENTS = (RANK_EXITED, b'{"kind":"host_finished"')
 
 
 class Known:

@@ -10,6 +10,7 @@ import time
 from launcher.hostdisk import NO_FOLDER
 
 RANK_EXITED = b'{"kind":"rank_exited"'
+FINAL_EVENTS = (RANK_EXITED, b'{"kind":"host_finished"')
 SEGMENT_BYTES = 64 << 20  # a log segment is closed and never touched again once it is this long
 
 

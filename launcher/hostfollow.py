@@ -7,13 +7,14 @@ import time
 
 from launcher.hostanswer import Refused, note
 from launcher.hostdisk import READ_BYTES, NotPlain, open_plain, read_json, write_all
-from launcher.hostevents import segment_name, segments
+from launcher.hostevents import FINAL_EVENTS, segment_name, segments
 from launcher.hostruns import FINAL, read_state, run_folder
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
     from typing import Any
 
+LAST_BYTES = 64 << 10  # of a log, in which its end is looked for
 NOT_STARTED = "was not started on this host"  # the controller knows these words
 
 
@@ -42,13 +43,41 @@ def command_follow(request: dict[str, Any]) -> None:
             segment, offset = segment + 1, 0
             note("cursor", attempt=attempt, segment=segment, offset=offset)
         elif over:
-            note("end", state=state["state"] if state else "lost", attempt=attempt)
+            note("end", state=how_it_ended(folder, state, attempt), attempt=attempt)
             return
         else:
             if time.monotonic() >= next_tick:
                 note("tick")
                 next_tick = time.monotonic() + 1.0
             time.sleep(0.03)
+
+
+def how_it_ended(folder: str, state: dict[str, Any] | None, attempt: int) -> str:
+    """Of an attempt before the newest, of which there is no state any more, its own log tells no more than
+    whether it was left without an end: then it is "lost", and else ""."""
+    if state is None or state["attempt"] == attempt:
+        return str(state["state"]) if state else "lost"
+    return "lost" if state["attempt"] > attempt and not has_end(folder, attempt) else ""
+
+
+def has_end(folder: str, attempt: int) -> bool:
+    """Whether the log of an attempt ends as a supervisor ends it, or whoever does so in its place."""
+    for number, segment in reversed(segments(folder)):
+        if number == attempt and (last := last_lines(os.path.join(folder, segment_name(attempt, segment)))):
+            return any(line.startswith(FINAL_EVENTS) for line in last)
+    return False
+
+
+def last_lines(path: str) -> list[bytes]:
+    try:
+        fd = open_plain(path)
+    except (FileNotFoundError, NotPlain):
+        return []
+    try:
+        size = os.fstat(fd).st_size
+        return os.pread(fd, LAST_BYTES, max(0, size - LAST_BYTES)).splitlines()
+    finally:
+        os.close(fd)
 
 
 def first_cursor(folder: str, request: dict[str, Any]) -> tuple[int, int, int]:

@@ -154,7 +154,7 @@ def detail(run: str, now: float | None = None, live: RunState | None = None) -> 
     return {
         **about,
         "ranks": ranks(state, record, now),
-        "attempts": tried or ([attempt_of(record)] if record else []),
+        "attempts": tried if record is None or is_among(tried, record) else [*tried, attempt_of(record)],
         "cause": tape.told_cause(cause),
         "former": former,
         "unwritten": dict(state.unwritten) if state else {},
@@ -175,12 +175,16 @@ def links(pairs: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> list[dict
     return [link for link in found if (link["latency_ms"], link["mbit_s"]) != (None, None)]
 
 
+def is_among(attempts: Sequence[Mapping[str, Any]], record: history.Record) -> bool:
+    return any(each["attempt"] == record.plan.attempt for each in attempts)
+
+
 def attempt_of(record: history.Record) -> dict[str, Any]:
-    """The newest, of a run that nobody recorded."""
+    """The newest, which nobody has recorded."""
     end = record.end
     about = {"attempt": record.plan.attempt, "state": end.state if end else "starting"}
     times = {"started": record.started, "ended": end.ended if end else None}
-    return {**about, **times, "world": record.plan.world, "cause": None}
+    return {**about, **times, "world": record.plan.world, "cause": None, **tape.how_recorded("no")}
 
 
 def ranks(state: RunState | None, record: history.Record | None, now: float) -> list[dict[str, Any]]:

@@ -216,26 +216,53 @@ class Attempt:
             outcome = watch.Outcome(known, None)
         if self.newest and not self.marked:
             outcome.note()
-        self.book.finish(with_cause(outcome, self.record), gap=self.has_gap(update))
+        self.book.finish(with_cause(outcome, self.record), gap=self.has_gap(update, outcome.state))
         return outcome
 
-    def has_gap(self, update: Update | None) -> bool:
-        """Whether a host has more to tell: it is away, or its ranks have not ended."""
-        return update is not None and bool(
-            update.away or (self.state.state not in fold.ENDED and not update.lost)
-        )
+    def has_gap(self, update: Update | None, state: RunState) -> bool:
+        """Whether a host has more than it told: it is away, its log is gone or cannot be read, or its ranks
+        have not ended. Of one whose supervisor is gone there is all that there ever will be."""
+        if update is None:
+            return False
+        unread = update.lost.keys() - update.ended_early
+        not_ended = self.state.state not in fold.ENDED and not update.lost
+        return bool(update.away) or not_ended or any(self.was_on(host, state) for host in unread)
+
+    def was_on(self, host: str, state: RunState) -> bool:
+        """Whether there was a log of this attempt on a host."""
+        if self.newest:
+            its = (rank for rank in state.ranks.values() if rank.host == host)
+            return not self.marked and any(map(fold.has_begun, its))
+        places = self.record.rank_hosts_in(self.attempt)
+        return places is None or host in places.values()
 
     def never_was(self, error: RingctlError) -> watch.Outcome | None:
-        """An attempt that did not start, or of which nobody knows any more."""
+        """An attempt that did not start, or of which nobody has a log any more that can be read."""
+        if self.pending:
+            self.write({})
         if not self.newest:
-            self.book.finish(watch.Outcome(fold.as_lost(self.state), None))
+            begun = any(map(fold.has_begun, self.state.ranks.values()))
+            self.book.finish(watch.Outcome(fold.as_lost(self.state), None), gap=begun)
             return None
-        outcome = watch.Outcome(self.record.end or replace(fold.as_lost(self.state), state="failed"), None)
-        self.book.finish(with_cause(outcome, self.record))
-        if self.record.end is None and not self.marked:
-            words = f"it did not start: {error.message}"
+        known = self.record.end or self.asked()
+        if known is not None and known.state in ("starting", "running"):
+            return None  # there is a log to come, perhaps
+        begun = any(map(fold.has_begun, (known or self.state).ranks.values()))
+        outcome = watch.Outcome(known or replace(fold.as_lost(self.state), state="failed"), None)
+        self.book.finish(with_cause(outcome, self.record), gap=begun)
+        if known is not None and self.record.end is None:
+            outcome.note()
+        elif known is None and not self.marked:
+            words = f"{'nobody knows how it ended' if begun else 'it did not start'}: {error.message}"
             history.mark(self.record.plan.run, "failed", error=words, fix=error.fix, attempt=self.attempt)
         return outcome
+
+    def asked(self) -> RunState | None:
+        """How the attempt is, by its hosts' states: a log that cannot be read does not tell."""
+        if self.marked:
+            return None
+        state = runs.refreshed(runs.found_of(self.record), self.pool).state
+        return state if state is not None and state.attempt == self.attempt else None
 
 
 def with_cause(outcome: watch.Outcome, record: Record) -> watch.Outcome:
@@ -279,11 +306,11 @@ def is_launching(run: str) -> bool:
     return row is not None and row.state == "starting"
 
 
-def due(*, gaps: bool = True) -> list[str]:
+def due(*, gaps: bool = True, lately: float = LATELY_S) -> list[str]:
     """Runs that are to be recorded, oldest first: those that go on, those whose newest attempt is recorded in
-    part or not at all, those that somebody is about to start again, and those that ended lately without
-    anybody recording them. With `gaps` also those of which a host had more to tell when it was last asked,
-    for some days."""
+    part or not at all, those that somebody is about to start again, and those that ended `lately`, so many
+    seconds ago at most, without anybody recording them. With `gaps` also those of which a host had more to
+    tell when it was last asked, for some days."""
     words = """
         SELECT r.run FROM runs r LEFT JOIN attempts a ON a.run = r.run AND a.attempt = r.attempt
         WHERE (
@@ -297,7 +324,7 @@ def due(*, gaps: bool = True) -> list[str]:
         AND EXISTS (SELECT 1 FROM records WHERE run = r.run)
         ORDER BY r.run"""
     now = time.time()
-    values = {"lately": now - LATELY_S, "gaps": gaps, "gap": now - GAP_S, "with_a_gap": tape.WITH_A_GAP}
+    values = {"lately": now - lately, "gaps": gaps, "gap": now - GAP_S, "with_a_gap": tape.WITH_A_GAP}
     found: list[sqlite3.Row] = history.ask(lambda db: db.execute(words, values).fetchall(), [])
     about_to = [run for run in watching.to_be_watched() if watching.is_watched(run)]
     again = [run for run in about_to if history.state_of(run) in ("failed", "lost")]

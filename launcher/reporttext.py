@@ -15,7 +15,7 @@ from typing import Any
 
 from launcher import logs
 from launcher.hostword import MAY_BE
-from launcher.lastword import GAP
+from launcher.lastword import lacking
 from launcher.text import number, size
 
 Cells = Sequence[str]
@@ -146,10 +146,11 @@ def rank_rows(run: Mapping[str, Any]) -> list[Cells]:
 
 def attempt_rows(run: Mapping[str, Any]) -> list[Cells]:
     rows: list[Cells] = []
+    lacks = lacking(run)
     for one in run.get("attempts") or []:
         started, ended = number(one.get("started")), number(one.get("ended"))
         lasted = took(ended - started) if started is not None and ended is not None else "–"
-        told = (one.get("cause") or {}).get("text") or "", GAP if one.get("gap") else ""
+        told = (one.get("cause") or {}).get("text") or "", lacks.get(one.get("attempt"), "")
         about = [figure(one.get("attempt")), one.get("state") or "", moment(started), lasted]
         rows.append([*about, figure(one.get("world")), seen("; ".join(filter(None, told))) or "–"])
     return rows

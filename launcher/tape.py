@@ -49,6 +49,7 @@ LAST_EVENTS = 100_000  # that may tell why a run failed
 EARLIER_CHUNK = 500  # what a chunk counts for among the earlier ones
 OUT, ERR, TELLING = 1, 2, 4  # flags of a chunk: lines of both streams, and what tells of a failure
 WHOLE, WITH_A_GAP = 1, 2  # how an attempt that is over is recorded
+RECORDED = {0: "part", WHOLE: "whole", WITH_A_GAP: "gap"}
 ORDINARY, SCORED = 0, 1  # kinds of metrics: those with an accuracy are few, and none of them is to be missed
 CURVES = ("loss", "accuracy", "samples_per_s", "step_ms", "comm_ms", "bytes_sent")
 encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -580,16 +581,22 @@ def thinned(db: sqlite3.Connection, run: str, points: int) -> list[sqlite3.Row]:
 
 
 def attempts(run: str) -> list[dict[str, Any]]:
-    """Each of them, as far as it was recorded; `gap`: a host has more of its log, and could not be heard."""
+    """Each of them, as far as it was recorded; with a `gap`, a host has more of its log, and could not be
+    heard or read."""
     nothing: list[sqlite3.Row] = []
     words = "SELECT * FROM attempts WHERE run = ? ORDER BY attempt"
     rows = history.ask(lambda db: db.execute(words, (run,)).fetchall(), nothing)
     shown = ("attempt", "state", "started", "ended", "world")
     causes = [told_cause(json.loads(row["cause"]) if row["cause"] else None) for row in rows]
     return [
-        {**{key: row[key] for key in shown}, "cause": cause, "gap": row["over"] == WITH_A_GAP}
+        {**{key: row[key] for key in shown}, "cause": cause, **how_recorded(RECORDED[row["over"]])}
         for row, cause in zip(rows, causes, strict=True)
     ]
+
+
+def how_recorded(how: str) -> dict[str, Any]:
+    """Whole, with a gap, a part so far, or not at all ("no")."""
+    return {"recorded": how, "gap": how == "gap"}
 
 
 def told_cause(cause: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -94,7 +94,8 @@ ATTEMPT = {
     "ended": maybe(NUMBER),
     "world": maybe(WHOLE),
     "cause": CAUSE,
-    "gap": FLAG,  # a host has more of its log, and could not be heard
+    "recorded": {"type": "string", "enum": ["whole", "gap", "part", "no"]},
+    "gap": FLAG,  # a host has more of its log, and could not be heard or read
 }
 CHECKED = maybe(obj({"time": NUMBER, "ok": FLAG, "checks": arr(ANY), "pairs": arr(ANY)}))
 DETAIL = {

@@ -36,6 +36,7 @@ from tests.launcher.ringctl import (
     is_alive,
     lines,
     ringctl,
+    run_folder,
     start,
     state,
     wait_for,
@@ -227,18 +228,39 @@ def test_ctrl_c_ends_the_following_and_not_the_run() -> None:
     ringctl("stop", run)
 
 
-def test_a_lost_run_says_so_when_it_is_followed() -> None:
-    run = detach(["sh", "-c", "echo up; exec sleep 600"], world=1)
-    wait_for(lambda: lines(events(run), 0), "the rank")
+def kill_supervisors(run: str) -> None:
+    """Both at the same moment, so that neither does the other's work."""
     supervisors = [state(run)[who]["pid"] for who in ("warden", "hostd")]
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in supervisors:
             subprocess.run(["kill", f"-{number.value}", str(pid)], check=True)
     wait_for(lambda: not any(map(is_alive, supervisors)), "their end")
+
+
+def test_a_lost_run_says_so_when_it_is_followed() -> None:
+    run = detach(["sh", "-c", "echo up; exec sleep 600"], world=1)
+    wait_for(lambda: lines(events(run), 0), "the rank")
+    kill_supervisors(run)
     done = ringctl("logs", run, "--follow", "--json", code=4)
     told = [json.loads(line) for line in done.stdout.splitlines()]
     assert (told[-1]["kind"], told[-1]["state"], told[-1]["exit_code"]) == ("run_finished", "lost", 1)
     assert "localhost: its supervisor is gone" in ringctl("logs", run, code=4).stderr
+    ringctl("stop", run)
+
+
+def test_an_attempt_that_has_ended_is_not_said_to_be_lost_with_the_one_after_it() -> None:
+    command = "echo attempt $RINGCTL_ATTEMPT; [ $RINGCTL_ATTEMPT = 1 ] && exit 3; exec sleep 600"
+    run = detach(["sh", "-c", command], world=1)
+    wait_until_final(run)
+    ringctl("restart", run, "--detach")
+    wait_for(lambda: "attempt 2" in lines(events(run), 0), "its second attempt")
+    kill_supervisors(run)
+    assert "its supervisor is gone" in ringctl("logs", run, code=4).stderr
+    assert "its supervisor is gone" not in ringctl("logs", run, "--previous").stderr
+    (log,) = run_folder(run).glob("events-1-*")
+    unended = [line for line in log.read_bytes().splitlines(keepends=True) if b'_exited"' not in line]
+    log.write_bytes(b"".join(line for line in unended if b'"host_finished"' not in line))
+    assert "its supervisor is gone" in ringctl("logs", run, "--previous", code=4).stderr
     ringctl("stop", run)
 
 

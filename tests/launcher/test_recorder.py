@@ -262,6 +262,29 @@ def test_a_start_is_not_waited_for_longer_because_the_clock_was_set_back(
     assert history.state_of(run) == "failed"
 
 
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_run_whose_log_cannot_be_read_is_not_said_to_have_never_started(seen: bool) -> None:
+    run = launch(["seq", "100"], world=1)[-1]["run"]
+    record = history.read(run)
+    assert record is not None
+    if not seen:
+        history.write(history.replace(record, end=None))
+    (log,) = run_folder(run).glob("events-1-*")
+    whole = damage(log)
+    for _ in range(2):
+        Recorder(run).record()
+        about = listing.row(run)
+        assert about is not None
+        assert (about["state"], about["error"]) == ("succeeded", "")
+        assert 0 < len(tape.lines(run).lines) < 100
+        assert [each["gap"] for each in tape.attempts(run)] == [True]
+        assert (due(), due(gaps=False)) == ([run], [])
+    log.write_bytes(whole)
+    Recorder(run).record()
+    assert [line[6] for line in tape.lines(run).lines] == [str(n) for n in range(1, 101)]
+    assert due() == []
+
+
 def test_what_is_known_of_a_run_that_no_host_knows_stays() -> None:
     run = launch(["true"], world=1)[-1]["run"]
     record = history.read(run)
@@ -346,6 +369,43 @@ def test_what_a_host_that_was_away_has_of_an_attempt_is_recorded_once_it_is_back
     said = Counter(e.host for _, e in all_of(run) if e.kind == "line" and e.attempt == 1)
     assert said == {"server1": 101, "server2": 101}
     assert [each["state"] for each in tape.attempts(run)] == ["succeeded", "succeeded"]
+
+
+def damage(log: Path) -> bytes:
+    """As a power cut leaves it; what was there before."""
+    whole = log.read_bytes()
+    at = len(whole) // 2
+    log.write_bytes(whole[:at] + bytes(300) + whole[at + 300 :])
+    return whole
+
+
+@pytest.mark.parametrize("how", ["damaged", "gone"])
+def test_a_log_that_one_host_has_lost_is_recorded_with_a_gap_until_it_can_be_read(
+    cluster: Hosts, how: str
+) -> None:
+    inventory(cluster, only=("server1", "server2"))
+    done = ringctl("launch", "--skip-preflight", "--json", "--", "seq", "100")
+    run = json.loads(done.stdout.splitlines()[-1])["run"]
+    folder = cluster.path("server2", f"{HOME}/.ringctl/runs/{run}")
+    (log,) = folder.glob("events-1-*")
+    whole = damage(log) if how == "damaged" else b""
+    if how == "gone":
+        folder.rename(folder.with_name("gone"))
+    for _ in range(2):
+        Recorder(run).record()
+        said = Counter(e.host for _, e in all_of(run) if e.kind == "line")
+        assert said["server1"] == 100
+        assert 0 < said["server2"] < 100 if how == "damaged" else said["server2"] == 0
+        assert (history.state_of(run), due(), due(gaps=False)) == ("succeeded", [run], [])
+        assert [each["gap"] for each in tape.attempts(run)] == [True]
+    if how == "gone":
+        folder.with_name("gone").rename(folder)
+    else:
+        log.write_bytes(whole)
+    Recorder(run).record()
+    said = Counter(e.host for _, e in all_of(run) if e.kind == "line")
+    assert said == {"server1": 100, "server2": 100}
+    assert ([each["gap"] for each in tape.attempts(run)], due()) == ([False], [])
 
 
 def test_why_a_run_was_lost_is_not_recorded_of_one_that_turns_out_to_have_succeeded() -> None:

@@ -136,7 +136,7 @@ export function attemptsTab(run) {
     h("div", null, h("strong", null, `Attempt ${one.attempt}`), stateBadge(one.state), h("span", { class: "soft" },
       `${clock(one.started, true)}${isNumber(one.ended) && isNumber(one.started) ? `, ${duration(one.ended - one.started)}` : ""}${isNumber(one.world) ? `, ${one.world} ranks` : ""}`)),
     one.cause ? h("p", null, capital(causeText(one.cause))) : null,
-    one.gap ? h("p", { class: "soft" }, "Part of its log is missing: a host that has it could not be heard.") : null))) : emptyState("Not started yet", "Each start of the run is listed here.")));
+    one.gap ? h("p", { class: "soft" }, "Part of its log is missing: a host that has it could not be heard or read.") : null))) : emptyState("Not started yet", "Each start of the run is listed here.")));
 }
 
 const causeText = (cause) => (typeof cause === "string" ? cause : cause.text ?? "");

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import http.server
 import json
@@ -21,13 +22,25 @@ from typing import Any
 import click
 import pytest
 
-from launcher import cli, cli_remote, cli_remote_logs, cli_submit, client, fold, history, showlogs, tape
+from launcher import (
+    cli,
+    cli_remote,
+    cli_remote_logs,
+    cli_submit,
+    client,
+    fold,
+    history,
+    recorder,
+    showlogs,
+    tape,
+    watching,
+)
 from launcher.cli_remote_logs import AT_ONCE
 from launcher.model import Event, Host, Inventory
 from launcher.plan import LaunchOptions
 from launcher.serve import children
 from launcher.watch import Outcome
-from tests.launcher.ringctl import RINGCTL, ringctl, wait_for
+from tests.launcher.ringctl import RINGCTL, detach, launch, ringctl, wait_for, wait_until_final
 from tests.launcher.serve.service import Service, serving
 from tests.launcher.test_tape import PLAN
 from tests.launcher.test_terminals import Terminal
@@ -237,7 +250,7 @@ def test_a_log_of_which_a_host_has_more_is_told_to_be_no_whole_one(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     record_two_attempts(gaps=(1,))
-    missing = "attempt 1: part of its log is missing: a host that has it could not be heard\n"
+    missing = "attempt 1: part of its log is missing: a host that has it could not be heard or read\n"
     previous = ("logs", PLAN.run, "--previous")
     with serving() as service:
         there = ("--server", service.url)
@@ -248,12 +261,16 @@ def test_a_log_of_which_a_host_has_more_is_told_to_be_no_whole_one(
             assert missing not in ringctl(*there, "logs", PLAN.run, *words).stderr, (
                 "of the second all is there"
             )
-        assert "part of its log is missing" in asked(service, "report", PLAN.run, "--markdown")
+        made = ringctl(*there, "report", PLAN.run, "--markdown", code=4)
+        assert ("part of its log is missing" in made.stdout, made.stderr) == (True, missing)
         capfd.readouterr()
         cli_remote_logs.attached(service.client(), PLAN.run, as_json=False)
         assert "".join(capfd.readouterr()).count(missing) == 1
-    exported = json.loads(ringctl("runs", "export", PLAN.run).stdout.splitlines()[0])
-    assert [attempt["gap"] for attempt in exported["attempts"]] == [True, False]
+        assert f"{PLAN.run}, {missing}" in ringctl(*there, "runs", "export", PLAN.run, code=4).stderr
+    exported = ringctl("runs", "export", PLAN.run, code=4)
+    assert exported.stderr == f"run {PLAN.run}, {missing}"
+    told = json.loads(exported.stdout.splitlines()[0])["attempts"]
+    assert [(each["gap"], each["recorded"]) for each in told] == [(True, "gap"), (False, "whole")]
 
 
 def test_whoever_follows_a_log_of_which_a_host_has_more_is_told_in_the_end() -> None:
@@ -261,6 +278,51 @@ def test_whoever_follows_a_log_of_which_a_host_has_more_is_told_in_the_end() -> 
     with serving() as service:
         told = ringctl("--server", service.url, "logs", PLAN.run, "--follow", code=4).stderr
     assert told.count("attempt 2: part of its log is missing") == 1
+
+
+def test_a_log_that_is_not_recorded_to_its_end_yet_is_not_shown_as_a_whole_one(tmp_path: Path) -> None:
+    run = detach([sys.executable, "-c", WAITS + "print('there')", str(tmp_path / "go")], world=1)
+    stop = threading.Event()
+    recording = threading.Thread(target=recorder.Recorder(run, stop=stop).record)
+    recording.start()
+    wait_for(lambda: tape.lines(run).lines, "its first line")
+    stop.set()
+    recording.join(10)
+    assert ringctl("runs", "export", run).stderr == "", "of a run that goes on there is more to come"
+    (tmp_path / "go").touch()
+    wait_until_final(run)
+    ringctl("status", run)
+    part = "attempt 1: only part of its log is recorded so far\n  to do: look again in a moment, or ask"
+    assert f"run {run}, {part}" in ringctl("runs", "export", run, code=4).stderr
+    with contextlib.ExitStack() as held:
+        held.enter_context(watching.lock(run, "recording"))  # so that it takes long
+        service = held.enter_context(serving())
+        there = ("--server", service.url)
+        done = ringctl(*there, "logs", run, code=4)
+        assert (done.stdout, part in done.stderr) == ("[0 localhost] here\n", True)
+        assert part in ringctl(*there, "logs", run, "--download", str(tmp_path / "a"), code=4).stderr
+        assert part in ringctl("report", run, "--json", code=4).stderr
+        assert part in ringctl(*there, "report", run, "--json", code=4).stderr
+    with serving() as service:
+        wait_for(lambda: tape.is_recorded(run, 1), "the rest of it")
+        for words in (("logs", run), ("report", run, "--json"), ("runs", "export", run)):
+            assert "so far" not in ringctl("--server", service.url, *words).stderr
+        assert asked(service, "logs", run) == "[0 localhost] here\n[0 localhost] there\n"
+
+
+def test_a_log_that_nobody_has_recorded_is_not_shown_as_an_empty_one() -> None:
+    run = launch(["echo", "here"], world=1)[-1]["run"]
+    record = history.read(run)
+    assert record is not None
+    assert record.end is not None
+    history.write(replace(record, end=replace(record.end, ended=time.time() - 2 * recorder.LATELY_S)))
+    unrecorded = "attempt 1: its log is not recorded\n  to do: "
+    with serving() as service:
+        there = ("--server", service.url)
+        assert unrecorded in ringctl(*there, "logs", run, code=4).stderr
+        assert unrecorded in ringctl("runs", "export", run).stderr, "which holds what is recorded"
+        assert ringctl("report", run, "--json").stderr == "", "whoever makes a report has the hosts asked"
+        assert asked(service, "logs", run) == "[0 localhost] here\n"
 
 
 def test_events_and_files_are_as_without_a_service(
