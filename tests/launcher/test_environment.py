@@ -402,6 +402,21 @@ def test_a_creation_ends_with_the_one_who_asked_for_it(hosts: Hosts, how: signal
     hosts.wait_until_idle()
 
 
+def test_a_creation_that_is_killed_on_its_host_leaves_nothing_of_its_tool(hosts: Hosts) -> None:
+    """Neither in the tool's own session, nor in another."""
+    for host in HOSTS:
+        hosts.stand_in(host, ".local/bin/micromamba", and_then="setsid sleep 600 & sleep 600 & sleep 600")
+    write_file(hosts)
+    process = tool.start("env", "create", "--hosts", hosts.inventory(), cwd=hosts.folder, env=hosts.environ)
+    tool.wait_for(lambda: all(hosts.processes(host).count("sleep") == 3 for host in HOSTS), "all of it")
+    for host in HOSTS:
+        makers = [each.pid for each in hosts.cluster.processes(host) if "hostenv" in each.argv]
+        os.kill(min(makers), signal.SIGKILL)
+    _, errors = process.communicate()
+    assert "server1: the creation broke off" in errors
+    hosts.wait_until_idle()
+
+
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home of an inventory's only host, which is this machine; with a conda environment in it."""
