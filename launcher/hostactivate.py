@@ -8,7 +8,7 @@ import time
 
 from launcher.hostanswer import SENTINEL, Refused
 from launcher.hostdisk import read_json
-from launcher.hostproc import has_ended, send
+from launcher.hostproc import has_ended, leaving_nothing, send
 from launcher.hostruns import home_folder
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
@@ -178,7 +178,8 @@ def run_activation_scripts(prefix: str, environ: dict[str, str]) -> dict[str, st
 
 def login_environs() -> Iterator[dict[str, str]]:
     """What the user has after logging in by hand: conda's set-up often sits behind .bashrc's interactive
-    guard. First as the login shell sees it, then as bash does that is started in a terminal."""
+    guard. First as the login shell sees it, then as bash does that is started in a terminal. An agent that
+    one of them starts, as it would for the user, ends with it: to the next one it would be another."""
     path = os.environ.get("PATH", os.defpath)
     shell = os.environ.get("SHELL") or "/bin/sh"
     attempts = [[shell, "-ic" if shell.endswith("csh") else "-lic"]]
@@ -186,7 +187,8 @@ def login_environs() -> Iterator[dict[str, str]]:
     attempts += [[bash, "-ic"]] if bash else []
     for start in attempts:
         command = f"echo {SENTINEL.decode().strip()}; env -0"  # the same to every shell
-        environ, _ = shell_environ(start + [command], dict(os.environ, TERM="dumb"), LOGIN_S)
+        with leaving_nothing():
+            environ, _ = shell_environ(start + [command], dict(os.environ, TERM="dumb"), LOGIN_S)
         if environ is not None:
             yield environ
 
@@ -195,8 +197,9 @@ def shell_environ(
     argv: list[str], environ: dict[str, str], seconds: float
 ) -> tuple[dict[str, str] | None, str]:
     """(environment, stderr) of a shell whose commands end with printing SENTINEL and `env -0`; None if they
-    did not get there in time. Its output goes to memory, which nobody waits for: what a .bashrc leaves in
-    the background cannot keep us, and ends with the shell."""
+    did not get there in time. Its output goes to memory, which nobody waits for: what it leaves in the
+    background cannot keep us, and ends with the shell. What has a session of its own is for whoever asks:
+    of the scripts that ranks are activated by, it ends with the run."""
     import subprocess
 
     with os.fdopen(os.memfd_create("out"), "rb") as out, os.fdopen(os.memfd_create("err"), "rb") as err:

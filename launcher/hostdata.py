@@ -97,13 +97,15 @@ def stage(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
-    request = json.loads(sys.stdin.buffer.readline() or b"{}")
+    request = {}
     try:
-        answer = stage(request)
+        with hoststore.speaking():
+            request = json.loads(sys.stdin.buffer.readline() or b"{}")
+            answer = stage(request)
     except hoststore.Refused as error:
         answer = {"kind": "error", "error": str(error)}
     except OSError as error:
-        answer = {"kind": "error", "error": f"{error.filename or request['folder']}: {error.strerror}"}
+        answer = {"kind": "error", "error": f"{error.filename or request.get('folder')}: {error.strerror}"}
     except zlib.error as error:
         answer = {"kind": "error", "error": f"the copy was garbled on the way: {error}"}
     sys.stdout.buffer.write(hoststore.SENTINEL + json.dumps(answer).encode() + b"\n")

@@ -38,8 +38,8 @@ from launcher.hostactivate import (
 )
 from launcher.hostanswer import SENTINEL, Refused, leaving_when_told, note
 from launcher.hostdisk import read_json, replace_file, write_all
-from launcher.hostprefork import PR_SET_PDEATHSIG, prctl
-from launcher.hostproc import has_ended, send
+from launcher.hostprefork import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
+from launcher.hostproc import exit_code, has_ended, kill_below, send
 from launcher.hostruns import command_runs, home_folder
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
@@ -304,9 +304,10 @@ def watch(
     argv: list[str], environ: dict[str, str], log: int, deadline: float
 ) -> tuple[int | None, list[str]]:
     """(exit code or None when out of time, last lines). It never outlives us, nor what it started."""
+    us = os.getpid()
     process = subprocess.Popen(
         argv, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        start_new_session=True, preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
+        start_new_session=True, preexec_fn=lambda: keep(us),
     )  # fmt: skip
     lines: list[str] = []
     told = 0.0
@@ -324,6 +325,30 @@ def watch(
     finally:
         end(process)
     return (process.returncode if ended else None), lines
+
+
+def keep(us: int) -> None:
+    """In the new process: stay, and let a child become the tool. All that it starts falls to this process,
+    which kills it when the tool has ended, when we are gone, and when it is told to (HUP)."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    tool = os.fork()
+    if not tool:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        return
+    signal.signal(signal.SIGTERM, lambda *_: None)  # the whole group is told, and the tool sees to it
+    signal.signal(signal.SIGHUP, lambda *_: leave(1))
+    prctl(PR_SET_PDEATHSIG, signal.SIGHUP)
+    os.closerange(0, 1024)  # also what keeps Popen waiting: from now on we may be told
+    ended, status = 0, 0
+    while ended != tool and os.getppid() == us:  # it may have gone before the line above took effect
+        ended, status = os.waitpid(-1, 0)
+    code = exit_code(status)
+    leave(code if code >= 0 else 128 - code)
+
+
+def leave(code: int) -> None:
+    kill_below(10.0)
+    os._exit(code)
 
 
 def pieces(process: subprocess.Popen[bytes], deadline: float) -> Iterator[bytes]:
@@ -352,7 +377,10 @@ def end(process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + GRACE_S
         while not has_ended(process.pid) and time.monotonic() < deadline:
             time.sleep(0.01)
-    send(process.pid, signal.SIGKILL, group=True)
+    send(process.pid, signal.SIGHUP)
+    while not has_ended(process.pid):
+        time.sleep(0.01)
+    send(process.pid, signal.SIGKILL, group=True)  # should somebody have killed who was to do it
     process.wait()
     process.stdout.close()
 

@@ -25,7 +25,7 @@ from launcher.hostactivate import (
     recorded_prefixes,
 )
 from launcher.hostanswer import SENTINEL, Refused, leaving_when_told
-from launcher.hostproc import send
+from launcher.hostproc import leaving_nothing, send
 from launcher.hostruns import home_folder
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
@@ -125,7 +125,9 @@ class Looking:
         self.refused, self.interactive = "", False
         self.process: Any = None
         try:
-            self.python, self.environ = python_of(request.get("env"), self.deep)
+            # What an activation starts for ranks is not for a look.
+            with leaving_nothing() if self.deep else contextlib.nullcontext():
+                self.python, self.environ = python_of(request.get("env"), self.deep)
             self.interactive = needs_a_terminal(request.get("env"))
             self.process = self.start(quick=not self.deep)
         except Refused as error:

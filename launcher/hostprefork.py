@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+PR_GET_CHILD_SUBREAPER = 37
 STACK_SIGNAL = signal.SIGRTMIN + 9  # programs have their own uses for SIGUSR1; the trainer knows these two
 INSIST_SIGNAL = signal.SIGRTMIN + 10
 
@@ -157,6 +158,15 @@ def prctl(option: int, value: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
+
+
+def is_subreaper() -> bool:
+    """Whether orphans below this process become its children."""
+    import ctypes
+
+    is_one = ctypes.c_int()
+    ctypes.CDLL(None).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(is_one), 0, 0, 0)
+    return bool(is_one.value)
 
 
 def raise_open_files() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import time
+
+from launcher.hostprefork import PR_SET_CHILD_SUBREAPER, is_subreaper, prctl
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
@@ -227,6 +230,40 @@ def kill_below(seconds: float, pause: Callable[[float], None] = time.sleep) -> l
         if found == before:  # else they are about to get away: at once again
             pause(0.005)
         before = found
+
+
+@contextlib.contextmanager
+def leaving_nothing(seconds: float = 2.0) -> Iterator[None]:
+    """Whatever is started meanwhile, and outlives its parents in a session of its own as an ssh-agent does,
+    falls to this process, and is ended when that is over. Children that there were before are left alone."""
+    before, was = children(), is_subreaper()
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        end_fallen(before, seconds)
+        prctl(PR_SET_CHILD_SUBREAPER, was)
+
+
+def end_fallen(before: list[int], seconds: float) -> None:
+    """End all children but those `before`, and what then falls to us in their place. An agent that is told
+    takes its socket away; whoever does not listen is killed after a quarter of `seconds`, which are for all:
+    what is left then, such as what has become another user's, is left."""
+    began = time.monotonic()
+    told: list[int] = []
+    while True:
+        fallen, took = [pid for pid in children() if pid not in before], time.monotonic() - began
+        for pid in fallen:
+            if took > seconds / 4:
+                kill_with_group(pid)
+            elif pid not in told:
+                send(pid, signal.SIGTERM)
+                told.append(pid)
+            with contextlib.suppress(ChildProcessError):  # somebody else has reaped it
+                os.waitpid(pid, os.WNOHANG)
+        if not fallen or took > seconds:
+            return
+        time.sleep(0.002)
 
 
 def is_childless() -> bool:

@@ -16,8 +16,10 @@ behind it. The answer is on stdout after a line that reads SENTINEL.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import sys
 import time
 
@@ -25,12 +27,14 @@ from launcher.hostdisk import read_json
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
 SENTINEL = b"--ringctl-hostd--\n"
 VERIFIED = 1_000_000_000  # in 2001, before anything could have been written here
 KEEP = 8  # snapshots that no run uses any more, the newest of them
 CHUNK = 1 << 20
+BEAT_S = 20.0
 OVER_S = 3600.0  # what a push left half done is not touched for so long is nobody's
 FINAL = ("succeeded", "failed", "stopped")
 
@@ -291,21 +295,39 @@ def used_by_runs() -> set[str]:
     return used
 
 
+@contextlib.contextmanager
+def speaking() -> Iterator[None]:
+    """Meanwhile a space goes out now and then, before the answer. Who only listens does not learn that the
+    other end has gone without a word, as after an outage; so TCP gives up on it, and our stdin ends. A
+    controller that is suspended still has its kernel take them, and a slow one all the time that it needs."""
+    before = signal.signal(signal.SIGALRM, lambda *_: os.write(1, b" "))
+    signal.setitimer(signal.ITIMER_REAL, BEAT_S, BEAT_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def answer_to(command: str) -> dict[str, Any]:
+    commands = {"check": command_check, "receive": command_receive, "collect": command_collect}
+    try:
+        with speaking():
+            request = json.loads(sys.stdin.buffer.readline() or b"{}")
+            problem = not_ours(home_folder())
+            if problem:
+                raise Refused(problem)
+            return commands[command](request)
+    except Refused as error:
+        return {"kind": "error", "error": str(error)}
+    except OSError as error:
+        return {"kind": "error", "error": f"{error.filename or 'code store'}: {error.strerror}"}
+
+
 def main() -> int:
     os.umask(0o077)
-    commands = {"check": command_check, "receive": command_receive, "collect": command_collect}
-    request = json.loads(sys.stdin.buffer.readline() or b"{}")
-    sys.stdout.buffer.write(SENTINEL)
-    try:
-        problem = not_ours(home_folder())
-        if problem:
-            raise Refused(problem)
-        answer = commands[sys.argv[1]](request)
-    except Refused as error:
-        answer = {"kind": "error", "error": str(error)}
-    except OSError as error:
-        answer = {"kind": "error", "error": f"{error.filename or 'code store'}: {error.strerror}"}
-    sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+    answer = answer_to(sys.argv[1])
+    sys.stdout.buffer.write(SENTINEL + json.dumps(answer).encode() + b"\n")
     sys.stdout.buffer.flush()
     return 0
 

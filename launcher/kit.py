@@ -88,12 +88,14 @@ RUN = PROGRAM.replace("SIZES", repr(dict.fromkeys(NAMES, 1)))  # here: they may 
 
 # Writes the kit from stdin: beside its place first, then renamed, so that it is there whole or not at all.
 # One that is there and damaged (a crash may leave empty files) is moved aside. What the disk refuses is told
-# with what it has left.
+# with what it has left. Who began to send it and says no more has gone without a word.
 CANNOT = b"--ringctl-cannot--"
 INSTALL = """
-import json, os, shutil, sys, tempfile, time
+import json, os, shutil, signal, sys, tempfile, time
 os.umask(0o077)
+signal.alarm(60)
 folder, files = os.path.expanduser(sys.argv[1]), json.loads(sys.stdin.buffer.read())
+signal.alarm(0)
 kits, beside = os.path.dirname(folder), ""
 parts = sorted(set(os.path.dirname(name) for name in files))
 

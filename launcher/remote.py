@@ -15,19 +15,31 @@ Show = Callable[[str, Completed], None]
 
 # Whatever a login shell prints comes before the mark ($1). The shell stays, so that a command that is killed
 # still has an exit code. Its stdin says nothing; when it ends, nobody waits any more (Ctrl-C, a timeout, the
-# controller is gone), and whoever watches it ends all of this session's process group.
+# controller is gone), and whoever watches it ends all of this session's process group. Who only listens does
+# not learn that the other end has gone without a word, as after an outage: so a beat goes out on stderr every
+# $2 seconds, and the host's TCP gives up on it. A controller that is suspended (Ctrl-Z) still has its kernel
+# take them. The NULs are none in what is written here, so that a list of processes has no beat in it.
 SCRIPT = """
 printf "%s\\n" "$1"
 printf "%s\\n" "$1" >&2
-shift
 exec 3<&0 </dev/null
+{
+    trap 'kill -KILL $! 2>/dev/null; exit' TERM
+    while :; do sleep "$2" 2>/dev/null & wait $!; printf '\\000--ringctl-beat--\\000' >&2; done
+} >/dev/null 3<&- &
+ringctl_beating=$!
+shift 2
 { trap "" TERM; read -r nothing <&3; kill -TERM 0; sleep 1; kill -KILL 0; } >/dev/null 2>&1 &
 "$@" 3<&-
 code=$?
 exec 2>/dev/null
 kill -KILL $!
+kill -TERM $ringctl_beating
+wait $ringctl_beating
 exit $code
 """
+BEAT = b"\0--ringctl-beat--\0"
+BEAT_S = 20
 PIECE = 1 << 20
 NO_COMMAND = "look at the account's login shell there, and at what ends it early (~/.bashrc)"
 
@@ -37,7 +49,7 @@ def execute(
 ) -> dict[str, Completed | RingctlError]:
     """Run it everywhere; `show` gets each host's output as soon as it is whole, or given up on. The command
     does not outlive our waiting for it."""
-    argv = ["/bin/sh", "-c", SCRIPT, "sh", SENTINEL.decode().strip(), *command]
+    argv = ["/bin/sh", "-c", SCRIPT, "sh", SENTINEL.decode().strip(), str(BEAT_S), *command]
 
     def work(name: str) -> Completed:
         try:
@@ -61,7 +73,7 @@ def execute(
 
 def after_mark(data: bytes) -> bytes:
     """What the command itself printed. Where a login shell makes one stream of both, there are two marks."""
-    return data.partition(SENTINEL)[2].removeprefix(SENTINEL)
+    return data.replace(BEAT, b"").partition(SENTINEL)[2].removeprefix(SENTINEL)
 
 
 def labelled(host: str, data: bytes) -> Iterator[bytes]:

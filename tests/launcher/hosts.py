@@ -204,6 +204,20 @@ def mend(cluster: Hosts) -> None:
         cluster.run(host, "ip", "neigh", "flush", "all", user="root")
 
 
+def vanish(cluster: Hosts, host: str, controller: subprocess.Popen[str]) -> None:
+    """Take the controller away without a word to the host, whose TCP waits for it for seconds and not for a
+    quarter of an hour until it gives up."""
+    patience = "/proc/sys/net/ipv4/tcp_retries2"
+    cluster.run(host, "sh", "-c", f"echo 3 >{patience}", user="root")
+    cluster.cut(host)
+    controller.kill()
+    controller.communicate()
+    try:
+        wait_for(lambda: not left_on(cluster), "the end of what nobody waits for")
+    finally:
+        cluster.run(host, "sh", "-c", f"echo 15 >{patience}", user="root")
+
+
 def equip(cluster: Hosts) -> None:
     """Have ringctl put its own programs where they are missing; each test doing so would take its time."""
     missing = [host for host in cluster.names if not cluster.path(host, f"{OURS}/kit").exists()]

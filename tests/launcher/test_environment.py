@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher import environment, hostactivate, hostanswer
+from launcher import environment, hostactivate, hostanswer, hostprefork
 from launcher.environment import Look
 from launcher.errors import HostError, InputError, RingctlError
 from tests.cluster import Cluster
@@ -153,13 +153,14 @@ def test_it_is_found_through_the_variables_of_conda_and_mamba(hosts: Hosts) -> N
 
 
 def test_it_is_found_when_only_an_interactive_shell_knows_conda(hosts: Hosts) -> None:
-    noise = "echo welcome; sleep 600 & \n"
+    noise = 'echo welcome; sleep 600 & \n eval "$(ssh-agent -s)"\n'
     for host, file in (("server1", ".bashrc"), ("server2", ".profile")):
         hosts.conda_prefix(host, f"odd/place/envs/{ENV}")
         hosts.write(host, file, GUARD + noise + "export MAMBA_ROOT_PREFIX=~/odd/place\n")
     expected = f"{HOME}/odd/place/envs/{ENV}/bin/python"
     assert set(hosts.executables(hosts.inventory()).values()) == {expected}
     hosts.wait_until_idle()
+    assert [hosts.sh(host, "ls -d /tmp/ssh-* 2>/dev/null || true") for host in HOSTS] == ["", ""]
 
 
 def test_a_host_without_it_says_so_and_how_to_get_it(hosts: Hosts) -> None:
@@ -281,6 +282,41 @@ def test_a_login_shell_that_is_not_there_is_no_login(monkeypatch: pytest.MonkeyP
     assert list(hostactivate.login_environs()) == []
 
 
+def test_what_a_login_shell_leaves_in_sessions_of_its_own_ends_with_it_and_nothing_else_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tmp_path / "left"
+    notes = f'echo $! >> "{left}"\n'
+    program(
+        tmp_path / "agent",
+        f"#!/bin/sh\ntrap : TERM\nsleep 600 &\n{notes}setsid sleep 600 &\n{notes}wait; wait\n",
+    )
+    program(tmp_path / "shell", f'#!/bin/sh\nsetsid "{tmp_path}/agent" &\n{notes}sleep 0.2; eval "$2"\n')
+    monkeypatch.setenv("SHELL", str(tmp_path / "shell"))
+    monkeypatch.setenv("PATH", "/bin:/usr/bin")
+    was = hostprefork.is_subreaper()
+    with subprocess.Popen(["sleep", "600"]) as ours:
+        try:
+            assert next(hostactivate.login_environs())["TERM"] == "dumb"
+            assert ours.poll() is None
+        finally:
+            ours.kill()
+    pids = [int(pid) for pid in left.read_text().split()]
+    assert len(pids) == 3
+    assert not any(map(tool.is_alive, pids))
+    assert hostprefork.is_subreaper() == was
+
+
+def test_what_an_activation_leaves_is_for_ranks_and_not_for_a_look(here: Path) -> None:
+    script = here / "miniconda3" / "envs" / ENV / "etc/conda/activate.d/agent.sh"
+    script.write_text('setsid sleep 600 &\nexport AGENT=$!; echo $! >> "$HOME/began"\n')
+    tool.ringctl("preflight", "--deep", code=None)
+    tool.ringctl("launch", "--", "sh", "-c", 'kill -0 "$AGENT"')
+    pids = [int(pid) for pid in (here / "began").read_text().split()]
+    assert len(pids) == 2
+    assert not any(map(tool.is_alive, pids))
+
+
 # --- Creating with conda and its kin -------------------------------------------------------------
 
 
@@ -363,6 +399,21 @@ def test_a_creation_ends_with_the_one_who_asked_for_it(hosts: Hosts, how: signal
     process.send_signal(how)
     process.communicate()
     assert process.returncode == code
+    hosts.wait_until_idle()
+
+
+def test_a_creation_that_is_killed_on_its_host_leaves_nothing_of_its_tool(hosts: Hosts) -> None:
+    """Neither in the tool's own session, nor in another."""
+    for host in HOSTS:
+        hosts.stand_in(host, ".local/bin/micromamba", and_then="setsid sleep 600 & sleep 600 & sleep 600")
+    write_file(hosts)
+    process = tool.start("env", "create", "--hosts", hosts.inventory(), cwd=hosts.folder, env=hosts.environ)
+    tool.wait_for(lambda: all(hosts.processes(host).count("sleep") == 3 for host in HOSTS), "all of it")
+    for host in HOSTS:
+        makers = [each.pid for each in hosts.cluster.processes(host) if "hostenv" in each.argv]
+        os.kill(min(makers), signal.SIGKILL)
+    _, errors = process.communicate()
+    assert "server1: the creation broke off" in errors
     hosts.wait_until_idle()
 
 

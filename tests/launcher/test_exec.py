@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher import fanout
+from launcher import fanout, remote
 from launcher.errors import NO_THREAD
 from launcher.fanout import fan_out
 from tests.cluster import Cluster
-from tests.launcher.hosts import HOME, Hosts, agents, inventory, left_on, ssh_config
+from tests.launcher.hosts import HOME, Hosts, agents, inventory, left_on, ssh_config, vanish
 from tests.launcher.ringctl import RINGCTL, ringctl, start, wait_for
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -108,6 +109,51 @@ def test_a_command_ends_with_the_controller(cluster: Hosts, how: signal.Signals)
     assert process.returncode == (130 if how == signal.SIGINT else -how)
     assert "Traceback" not in errors
     wait_for(lambda: not left_on(cluster), "the command's end there")
+
+
+def quick(beat_s: float, *args: str) -> subprocess.Popen[str]:
+    """ringctl with more beats a second."""
+    program = f"from launcher import __main__, remote; remote.BEAT_S = {beat_s}; __main__.main()"
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-c", program, *args], stdout=pipe, stderr=pipe, text=True)
+
+
+def test_a_command_ends_though_the_controller_went_without_a_word(cluster: Hosts) -> None:
+    process = quick(0.2, "exec", "--include", "server1", "--", "sh", "-c", "sleep 1000 & sleep 1000")
+    wait_for(lambda: str(left_on(cluster)).count("sleep 1000") > 2, "its start")
+    vanish(cluster, "server1", process)
+
+
+def test_a_controller_that_is_suspended_hears_all_of_it_later(cluster: Hosts) -> None:
+    begun = cluster.path("server1", f"{HOME}/begun")
+    script = "touch begun; printf a >&2; sleep 0.5; printf b >&2; touch over"
+    process = quick(0.02, "exec", "--include", "server1", "--", "sh", "-c", script)
+    wait_for(begun.exists, "its start")
+    process.send_signal(signal.SIGSTOP)
+    wait_for(begun.with_name("over").exists, "its end")
+    process.send_signal(signal.SIGCONT)
+    _, errors = process.communicate(timeout=30)
+    assert errors == "[server1] ab\nexit code 0: 1 of 1 (server1)\n"
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_beats_are_in_no_output_and_what_sends_them_ends_with_the_command(shell: str) -> None:
+    """Also where it writes no newline, shows the processes, or a login shell makes one stream of both."""
+    script = """
+        for n in 1 2 3 4 5; do printf o$n; printf e$n >&2; sleep 0.1; done; cat /proc/$PPID/cmdline; exit 3
+    """
+    argv = [shell, "-c", remote.SCRIPT, "sh", remote.SENTINEL.decode().strip(), "0.02", "sh", "-c", script]
+    pipe = subprocess.PIPE
+    heard = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+    assert heard.stdout is not None
+    assert heard.stderr is not None
+    out, err = heard.stdout.read(), heard.stderr.read()
+    assert heard.wait() == 3
+    assert err.count(remote.BEAT) > 5
+    assert remote.after_mark(err) == b"e1e2e3e4e5"
+    assert remote.BEAT not in out
+    assert b"ringctl-beat" in remote.after_mark(out).removeprefix(b"o1o2o3o4o5")
+    assert remote.after_mark(out + err).endswith(b"e1e2e3e4e5")
 
 
 def test_ctrl_c_is_not_held_up_by_a_host_that_says_nothing(cluster: Hosts) -> None:

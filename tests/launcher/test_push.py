@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from launcher.errors import HostError, InputError, RingctlError
 from launcher.fanout import exit_code
 from launcher.ignore import ignore_matcher
 from tests.cluster import Cluster
-from tests.launcher.hosts import HOME, OURS, Hosts, agents, inventory, left_on, write_home
+from tests.launcher.hosts import HOME, OURS, Hosts, agents, inventory, left_on, vanish, write_home
 from tests.launcher.ringctl import ringctl, start, wait_for
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -348,6 +349,17 @@ def test_ringctls_own_files_leave_nothing_half_done_on_a_full_disk_nor_for_long(
     assert [path.name for path in kits.iterdir()] == [os.path.basename(kit.folder())]
 
 
+def test_whoever_begins_to_send_ringctls_own_files_and_says_no_more_is_not_waited_for(tmp_path: Path) -> None:
+    impatient = kit.INSTALL.replace("signal.alarm(60)", "signal.alarm(1)")
+    argv = [sys.executable, "-I", "-c", impatient, str(tmp_path / "kit" / "new")]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as installing:
+        assert installing.stdin is not None
+        installing.stdin.write(kit.contents()[:1000])
+        installing.stdin.flush()
+        assert installing.wait(20) == -signal.SIGALRM
+    assert list(tmp_path.glob("kit/*")) == []
+
+
 def test_damage_on_a_host_is_noticed_and_repaired(cluster: Cluster) -> None:
     """Also where a file keeps its length."""
     write("a.py", "print('aaaa')\n")
@@ -415,6 +427,31 @@ def test_ctrl_c_ends_a_push_at_once(cluster: Hosts) -> None:
     assert "Traceback" not in said
     wait_for(lambda: not left_on(cluster), "the end of what took the code there")
     assert snapshots(cluster, "server1") == []
+
+
+# As a host gets it: with more beats a second.
+QUICK = """
+import sys
+from launcher import __main__, kit
+beat, name = "BEAT_S = 20.0", "launcher/hoststore.py"
+assert beat in kit.texts()[name]
+kit.texts()[name] = kit.texts()[name].replace(beat, "BEAT_S = 0.2")
+__main__.main()
+"""
+
+
+def test_what_a_push_began_ends_though_the_controller_went_without_a_word(cluster: Hosts) -> None:
+    write("big", os.urandom(3 << 20))
+    cluster.limit_rate("server1", "8mbit")
+    pipe, args = subprocess.PIPE, ("push", "--include", "server1")
+    process = subprocess.Popen([sys.executable, "-c", QUICK, *args], stdout=pipe, stderr=pipe, text=True)
+    blobs = cluster.path("server1", f"{OURS}/code/blobs")
+    try:
+        wait_for(lambda: sum(path.stat().st_size for path in blobs.glob("tmp-*")) > 1 << 18, "a part of it")
+        vanish(cluster, "server1", process)
+        assert list(blobs.iterdir()) == []
+    finally:
+        cluster.limit_rate("server1", None)
 
 
 def test_a_push_that_is_killed_leaves_no_half_snapshot_and_the_next_one_goes_on(cluster: Cluster) -> None:
