@@ -54,7 +54,7 @@ def see_through(
                 counts=not took_over,
             )
             rests.add(agents, outcome.heard_to, plan.attempt, plan.rank_hosts)
-            over = outcome.state.state in ("succeeded", "stopped") or interrupts.count
+            over = outcome.state.state == "succeeded" or interrupts.count
             if book is None or over or book.stopped or not again:
                 break
             if fold.was_stopped(outcome.state.ranks):  # on another machine: here nobody was told

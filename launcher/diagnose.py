@@ -125,8 +125,10 @@ def first_failure(
     tails: Mapping[int, Iterable[str]] | Tails,
     away: Mapping[str, str] | None = None,
 ) -> Cause | None:
-    """The earliest failure that is not the consequence of another; None if nothing failed. `away` are hosts
-    that cannot be heard, and why."""
+    """The earliest failure that is not the consequence of another; None if nothing failed, or only for want
+    of ranks that somebody stopped. `away` are hosts that cannot be heard, and why."""
+    if state.state == "stopped":
+        return None
     tails = tails if isinstance(tails, Tails) else tails_of(tails)
     one_host = len({rank.host for rank in state.ranks.values()}) == 1
     failed = [rank for rank in state.ranks.values() if rank.state == "failed"]
@@ -322,7 +324,8 @@ def to_blame(
 ) -> Cause | None:
     """Where every failed rank only lost another: the one that they lost."""
     first = verdicts[0]
-    lost = [r for r in state.ranks.values() if r.state in SILENT]
+    # Whom the user has stopped nobody lost by a fault of its own.
+    lost = [r for r in state.ranks.values() if r.state in SILENT and r.reason != "stopped"]
     gone = [rank for rank in lost if rank.host in away]
     if gone:
         return blamed(

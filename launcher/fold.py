@@ -12,6 +12,9 @@ from launcher.told import MOST, words_of
 
 ENDED = ("succeeded", "failed", "stopped")
 ASIDE = ("line", "stack", "oom")  # told of a rank, without being a sign of its life
+# From a stop to the end of what it ends: hosts that cannot be told are waited for (2 s), ranks have their
+# grace (5 s), and clocks differ.
+STOPPING_S = 8.0
 MOST_NAMES = 200  # of metrics that are kept of a rank
 LONGEST_WORD = 200  # in them, as name or as value
 PLAIN = (int, float, str, type(None))
@@ -84,7 +87,8 @@ def rank_from_state(state: Mapping[str, Any], rank: Mapping[str, Any]) -> RankSt
     known = {
         key: rank[key] for key in ("rank", "state", "pid", "exit_code", "signal", "reason", "seen", "metric")
     }
-    found = RankState(host=state["host"], **{**known, "metric": newest({}, rank["metric"])})
+    ended = rank["seen"] if rank["state"] in ENDED else None  # the last that there was to be seen of it
+    found = RankState(host=state["host"], ended=ended, **{**known, "metric": newest({}, rank["metric"])})
     return out_of_sight(found) if state["state"] == "lost" else found
 
 
@@ -164,16 +168,25 @@ def run_status(ranks: Mapping[int, RankState]) -> RunStatus:
         return "lost"  # it cannot go on, and how the others ended is not known
     if states & {"waiting", "running", "unknown"}:
         return "starting" if states == {"waiting"} else "running"
-    if "failed" in states:
-        return "failed"
-    if "stopped" in states:
-        return "stopped" if was_stopped(ranks) else "failed"
+    if states & {"failed", "stopped"}:
+        return "stopped" if was_stopped(ranks) and not failed_before(ranks) else "failed"
     return "succeeded"
 
 
 def was_stopped(ranks: Mapping[int, RankState]) -> bool:
     """Whether somebody wanted the run to end, whatever became of ranks that this did not reach in time."""
     return any(rank.reason == "stopped" for rank in ranks.values())
+
+
+def failed_before(ranks: Mapping[int, RankState]) -> bool:
+    """Whether a rank had failed when somebody wanted the run to end: those that fail later do so for want of
+    the others. A host that hears of a failure does not say of its ranks that they were stopped; if both
+    happened, these hosts did not hear each other, and only the times tell. One that never began has none."""
+    failures = [rank.ended for rank in ranks.values() if rank.state == "failed"]
+    stops = [r.ended for r in ranks.values() if r.reason == "stopped" and r.pid and r.ended is not None]
+    if not stops:
+        return bool(failures)
+    return any(ended is not None and ended < min(stops) - STOPPING_S for ended in failures)
 
 
 def result(state: RunState, key: str) -> Any:

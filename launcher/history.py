@@ -140,7 +140,8 @@ def note_ended(run: str, ended: Iterable[str], unended: Iterable[str] = ()) -> N
 
 def close(end: RunState, cause: Mapping[str, Any] | None = None) -> None:
     """The run is over, and this is how it ended; a cause that was found before stays as long as it can be
-    one, and so does an end that all hosts told, whoever cannot hear them any more."""
+    one, and so does an end that all hosts told, whoever cannot hear them any more. Where nobody has found
+    one, why it did not start, as it was `mark`ed, is all that is known."""
 
     def work(db: sqlite3.Connection) -> None:
         record = record_of(db, end.run)
@@ -148,7 +149,8 @@ def close(end: RunState, cause: Mapping[str, Any] | None = None) -> None:
         if end.state == "lost" and known is not None and known.state in ENDED:
             return
         if record is not None and record.plan.attempt == end.attempt:
-            put(db, replace(record, end=end, cause=cause or cause_by(record, end)))
+            marked = end.state not in ("succeeded", "stopped") and not record.cause
+            put(db, replace(record, end=end, cause=cause or cause_by(record, end)), keep_words=marked)
 
     with contextlib.suppress(RingctlError):  # then the hosts are asked again the next time
         if file().exists() or old_folder().is_dir():
@@ -250,10 +252,13 @@ PUT = """
 PUT_RECORD = "INSERT INTO records VALUES (?, ?) ON CONFLICT (run) DO UPDATE SET record = excluded.record"
 
 
-def put(db: sqlite3.Connection, record: Record) -> None:
-    """The run's row, in place of the one that was; who handed it in, and when, stays."""
+def put(db: sqlite3.Connection, record: Record, *, keep_words: bool = False) -> None:
+    """The run's row, in place of the one that was; who handed it in, and when, stays. So do the words for why
+    it failed, if they are to be kept and there are no others."""
     plan, end, cause = record.plan, record.end, record.cause or {}
-    told = db.execute("SELECT summary FROM runs WHERE run = ?", (plan.run,)).fetchone()
+    told = db.execute("SELECT summary, error, fix FROM runs WHERE run = ?", (plan.run,)).fetchone()
+    if told and keep_words and not cause:
+        cause = {"text": told["error"], "fix": told["fix"]}
     values = {
         "run": plan.run,
         "name": plan.name,

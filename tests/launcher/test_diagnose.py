@@ -19,6 +19,9 @@ from launcher.watch import Stalls
 
 TRACEBACK = ["Traceback (most recent call last):", '  File "t.py", line 3, in <module>']
 PEER_DIED = "RuntimeError: [/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:7431"
+TIMED_OUT = (
+    "RuntimeError: [/gloo/unbound_buffer.cc:81] Timed out waiting 60000ms for recv operation to complete"
+)
 
 
 def at(time: float, text: str) -> Event:
@@ -53,9 +56,9 @@ def test_the_rank_that_failed_first_is_named(times: list[float]) -> None:
         PEER_DIED,
         "RuntimeError: [/gloo/pair.cc:500] read [127.0.0.1]:3: Connection reset by peer",
         "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed.",
-        "RuntimeError: [/gloo/unbound_buffer.cc:81] Timed out waiting 60000ms for recv operation to complete",
         "RuntimeError: writev [127.0.0.1]:3: Broken pipe",
         "[W1119 TCPStore.cpp:106] [c10d] sendBytes failed on SocketImpl(fd=3, addr=[h0]:3): Broken pipe",
+        TIMED_OUT,
     ],
 )
 def test_a_rank_that_only_lost_its_peer_is_not_to_blame(consequence: str) -> None:
@@ -588,6 +591,22 @@ def test_a_lost_run_says_where_and_how_to_end_the_rest() -> None:
 def test_where_nothing_failed_there_is_no_cause(state: str) -> None:
     rank = RankState(0, "h0", state=state, reason="stopped" if state == "stopped" else "")  # type: ignore[arg-type]  # one of two
     assert first_failure(run_of(rank, state=state), {}) is None
+
+
+def test_nobody_is_to_blame_for_what_fails_once_the_run_was_stopped() -> None:
+    run = run_of(
+        RankState(0, "h0", state="stopped", reason="stopped", ended=1.0),
+        failed(1, ended=3.0),
+        state="stopped",
+    )
+    assert first_failure(run, {1: [TIMED_OUT]}) is None
+
+
+def test_a_rank_that_somebody_stopped_is_not_taken_for_one_that_hung() -> None:
+    run = run_of(RankState(0, "h0", state="stopped", reason="stopped", ended=90.0), failed(1, ended=3.0))
+    cause = cause_of(run, {1: [TIMED_OUT]})
+    assert (cause.rank, cause.host) == (1, "h1")
+    assert "hung" not in cause.text
 
 
 @pytest.mark.parametrize(

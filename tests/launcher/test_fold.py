@@ -101,6 +101,32 @@ def test_what_the_ranks_together_amount_to(ranks: list[RankState], status: str) 
     assert fold.run_status(dict(enumerate(ranks))) == status
 
 
+@pytest.mark.parametrize(
+    ("failed", "stops", "status"),
+    [
+        (13.0, {10.0: 7}, "stopped"),  # it failed for want of what was stopped
+        (9.5, {10.0: 7}, "stopped"),  # while the stop waited for hosts, and ranks had their grace
+        (9.5, {10.0: 7, 40.0: 8}, "stopped"),
+        (10.0, {40.0: 7}, "failed"),  # long before anybody stopped the run
+        (10.0, {12.0: None}, "failed"),  # the other has never begun
+    ],
+)
+def test_who_fails_once_the_run_was_stopped_makes_no_failure_of_it_and_who_had_failed_before_does(
+    failed: float, stops: dict[float, int | None], status: str
+) -> None:
+    """By events, and by what the hosts say of their ranks."""
+    started = [event("rank_started", n, 1.0, pid=pid) for n, pid in enumerate((6, *stops.values())) if pid]
+    ends = [exited(n, time, "stopped", -15, reason="stopped") for n, time in enumerate(stops, 1)]
+    run = folded(1 + len(stops), *started, exited(0, failed, "failed", 1), *ends)
+    assert run.state == status
+    told = [
+        {**NOTHING_YET, **{key: getattr(rank, key) for key in ("rank", "state", "reason", "pid", "seen")}}
+        for rank in run.ranks.values()
+    ]
+    host = {"run": "r", "name": "", "attempt": 1, "world": 2, "host": "h", "started": 1.0, "ended": 50.0}
+    assert fold.from_states([{**host, "state": "failed", "ranks": told}]).state == status
+
+
 @given(st.lists(st.sampled_from(get_args(RankStatus)), min_size=1, max_size=6))
 def test_a_run_is_over_exactly_when_all_its_ranks_are(states: list[RankStatus]) -> None:
     status = fold.run_status({number: rank(state) for number, state in enumerate(states)})

@@ -67,6 +67,16 @@ def test_a_host_that_is_heard_of_later_does_not_undo_how_an_attempt_ended() -> N
     assert (row()["state"], row()["error"]) == ("failed", "it did not start")
 
 
+def test_why_a_start_failed_stays_when_its_hosts_have_said_that_it_ended() -> None:
+    remember()
+    history.mark(RUN, "failed", error="there is no folder", fix="make it", attempt=1)
+    for _ in range(2):
+        history.close(ended(state="failed"))
+        assert (row()["state"], row()["error"], row()["fix"]) == ("failed", "there is no folder", "make it")
+    history.close(ended(state="stopped"))
+    assert (row()["state"], row()["error"], row()["fix"]) == ("stopped", "", "")
+
+
 def test_an_end_that_all_hosts_told_is_not_undone_by_who_cannot_hear_them_any_more() -> None:
     remember()
     history.close(ended(state="lost"))

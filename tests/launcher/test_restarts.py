@@ -38,7 +38,7 @@ from launcher.hostproc import carriers
 from launcher.hostword import KILLED, TOLD_TO_END
 from launcher.leftovers import Ending, Leftovers, end_before
 from launcher.logs import EVERYTHING
-from launcher.model import Host, Inventory, Plan, RankState, RankStatus, RunState
+from launcher.model import Host, Inventory, Plan, RankState, RankStatus, RunState, RunStatus
 from launcher.plan import STARTS_S, LaunchOptions, kept_after_failure, restart_delay
 from launcher.runs import Found, found_of
 from launcher.transport import Pool
@@ -190,11 +190,12 @@ def test_a_rank_killed_from_outside_before_its_first_step_says_nothing_about_the
     assert "at step 3" in restarts.why_not_again(OPTIONS, after)
 
 
+@pytest.mark.parametrize("state", ["failed", "stopped"])
 def test_a_run_that_somebody_stopped_on_another_machine_is_not_started_again(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], state: RunStatus
 ) -> None:
     ranks = {0: RankState(0, "s0", state="stopped", reason="stopped"), 1: RankState(1, "s1", state="failed")}
-    outcome = Outcome(RunState("r", "", 1, 2, "failed", ranks), None)
+    outcome = Outcome(RunState("r", "", 1, 2, state, ranks), None)
     monkeypatch.setattr(attempts, "one_attempt", lambda *_, **__: (outcome, failed(1)))
     asked, plan = ask.Asked(HOSTS, OPTIONS, None), Plan("r", "", 1, 2, "", 1, (), ())
     screen, book = render.NoteScreen(), watching.take("r", here=False)

@@ -16,6 +16,8 @@ from tests.conftest import eventually
 from tests.launcher import hosts
 from tests.launcher.hosts import OURS, Hosts, inventory
 from tests.launcher.ringctl import ringctl, wait_for
+from tests.launcher.test_ssh_ends import Launch
+from tests.launcher.test_ssh_one_end import said_of
 from tests.launcher.test_ssh_restarts import (
     THREE,
     TWO,
@@ -67,6 +69,37 @@ def test_a_host_that_was_cut_off_while_the_run_was_stopped_ends_its_ranks_by_its
     ended = ends_on(cluster, "server2", run)
     assert "server1 was not heard of" in ended["ranks"][0]["reason"]
     assert eventually(lambda: not hosts.left_on(cluster)), hosts.left_on(cluster)
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_a_rank_that_fails_on_a_host_that_was_cut_off_when_the_run_was_stopped_makes_no_failure_of_it(
+    cluster: Hosts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attached: bool
+) -> None:
+    monkeypatch.setenv("RINGCTL_LEASE", "4")  # 24 s for a rank that tells no steps: it fails before
+    inventory(cluster, only=TWO)
+    script = ["--", "sh", "-c", "echo up; until [ -e ~/fail ]; do sleep 0.05; done; exit 7"]
+    launch = Launch(tmp_path, *([] if attached else ["--detach"]), *script)
+    for words in ("[0 server1] up", "[1 server2] up") if attached else ():
+        launch.wait_for(words)
+    assert attached or launch.ended(0)
+    run = history.recall()[-1].plan.run
+    cluster.cut("server2")
+    if attached:
+        launch.interrupt()
+    else:
+        ringctl("stop", run, "--grace", "0", code=4)
+    assert ends_on(cluster, "server1", run)["state"] == "stopped"
+    cluster.path("server2", "/home/train/fail").touch()
+    assert ends_on(cluster, "server2", run)["state"] == "failed"
+    hosts.mend(cluster)
+    if attached:
+        said = launch.ended(130)
+        assert (f"run {run} stopped" in said, "failed first" in said) == (True, False)
+    else:
+        ringctl("stop", run)
+    assert said_of(run) == {"stopped"}
+    told = json.loads(ringctl("explain", run, "--json", code=1).stdout)
+    assert (told["state"], told["cause"]) == ("stopped", None)
 
 
 def test_a_run_that_lost_a_host_ends_by_itself_and_the_host_is_named(cluster: Hosts) -> None:
