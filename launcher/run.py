@@ -13,7 +13,7 @@ from typing import Any
 from launcher import history
 from launcher.agent import ANSWER_S, Agent, Conversation, agents_for
 from launcher.ask import Asked, chosen_hosts, lease_seconds
-from launcher.errors import HostError, RingctlError, StoppedEarly
+from launcher.errors import NO_THREAD, HostError, RingctlError, StoppedEarly
 from launcher.fanout import fan_out, succeeded
 from launcher.history import new_run_id
 from launcher.hostword import NOT_AGAIN
@@ -185,7 +185,7 @@ def undone(
     reasons = ["stopped" if stopped else NOT_EVERYWHERE]
     if not automatic and any(host.keeps for host in plan.hosts):
         reasons.append(NOT_AGAIN)  # no attempt follows by itself, so none needs the slots that are kept
-    answers = [stop(agents, plan.run, 0.0, reason, attempt=plan.attempt, exact=True) for reason in reasons]
+    answers = [ended(plan, agents, reason) for reason in reasons]
     unsure = [name for name, answer in answers[0].items() if isinstance(answer, RingctlError)]
     left = {
         name: words_of(answer["left"])
@@ -209,6 +209,19 @@ def undone(
     elif agents:
         errors[0].message += "; nothing was left running"
     return errors[0]
+
+
+def ended(
+    plan: Plan, agents: Mapping[str, Agent], reason: str
+) -> Mapping[str, dict[str, Any] | RingctlError]:
+    """What these hosts have of a start, at once. That this machine cannot even ask them (too few files can be
+    open, say) does not hide why it failed."""
+    try:
+        return stop(agents, plan.run, 0.0, reason, attempt=plan.attempt, exact=True)
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and str(error) != NO_THREAD:
+            raise
+        return {name: HostError(name, f"cannot be asked: {error}") for name in agents}
 
 
 def claim(
