@@ -137,7 +137,8 @@ class Agent:
         done = self.transport.run(argv, stdin, timeout, LARGEST_ANSWER)
         if os.environ.get("RINGCTL_VERBOSE"):
             took = (time.monotonic() - began) * 1000
-            print(f"{self.host.name}: {' '.join(argv[-2:])[-40:]}: {took:.0f} ms", file=sys.stderr)
+            with contextlib.suppress(BrokenPipeError):  # whoever read that may have gone; this may be a stop
+                print(f"{self.host.name}: {' '.join(argv[-2:])[-40:]}: {took:.0f} ms", file=sys.stderr)
         if kit.MISSING in done.out and SENTINEL not in done.out:
             self.transport.install()
             done = self.transport.run(argv, stdin, timeout, LARGEST_ANSWER)

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -29,6 +29,7 @@ from launcher import (
     cli_runs,
     cli_serve,
     cli_submit,
+    output,
 )
 from launcher.cli_shared import (
     agents_of,
@@ -48,17 +49,19 @@ from launcher.cli_shared import (
 from launcher.errors import NO_THREAD, HostError, InputError, RingctlError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from launcher.agent import Agent
     from launcher.ask import Asked
     from launcher.model import Plan
+    from launcher.output import Output
     from launcher.render import RunScreen
     from launcher.runs import Found
     from launcher.watching import Again
 
 
 LATELY = 20  # runs that ps shows
+FOLLOWING = ("launch", "restart", "submit", "bench")  # a run that they have started
 
 
 def main() -> None:
@@ -74,6 +77,8 @@ def main() -> None:
         code = cli.main(prog_name="ringctl", standalone_mode=False)
         sys.stdout.flush()
     except OSError as error:
+        if was_interrupted(error):
+            leave(130)
         print(f"error: {refusal(error)}", file=sys.stderr)
         if error.errno == errno.ENOSPC:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still buffered
@@ -95,7 +100,20 @@ def main() -> None:
         code = error.exit_code
     except KeyboardInterrupt:
         code = 130
-    sys.exit(code if isinstance(code, int) else 0)
+    leave(code if isinstance(code, int) else 0)
+
+
+def leave(code: int) -> NoReturn:
+    if code == 130:  # who has pressed Ctrl-C does not wait for others to read
+        output.drop_unread()
+    sys.exit(code)
+
+
+def was_interrupted(error: BaseException | None) -> bool:
+    """Whether it came up only where Ctrl-C was to be told of: its reader may have ended of it, too."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 def refusal(error: OSError) -> str:
@@ -121,9 +139,11 @@ class Commands(click.Group):
     def invoke(self, context: click.Context) -> Any:
         try:
             return super().invoke(context)
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still buffered
-            if context.invoked_subcommand != "launch":
+        except BrokenPipeError as error:
+            output.drop_unread()
+            if was_interrupted(error):
+                return 130
+            if context.invoked_subcommand not in FOLLOWING:
                 return 0
             click.echo("nobody reads this any more; a run that was started goes on", err=True)
             return 1  # it has not seen how that ends
@@ -231,7 +251,7 @@ def launch_and_watch(
     preflight: bool,
     detach: bool,
     as_json: bool,
-    screen: RunScreen | None = None,
+    screen_on: Callable[[Output], RunScreen] | None = None,
     again: Again | None = None,
 ) -> int:
     """Start the run and, unless it is to go on by itself, show it to its end; the exit code. With `again` it
@@ -242,7 +262,8 @@ def launch_and_watch(
 
     pool().hidden = redact.to_look_for(asked.options.secrets)
     interrupts = watch.Interrupts()
-    screen = screen or render.screen_for(as_json)
+    shown = output.Output(interrupts)
+    screen = screen_on(shown) if screen_on else render.screen_for(as_json, shown)
     asked = replace(asked, options=replace(asked.options, preflight=preflight))
     try:
         watches = asked.options.max_restarts > 0 or (again is not None and has_leftovers(again.run))
@@ -251,7 +272,7 @@ def launch_and_watch(
                 refuse_late(asked, again.run)
             try:
                 plan, agents = run.launch(asked, pool(), screen, interrupts, begin=keeper.begin)
-            except RingctlError:
+            except BaseException:  # also what this machine refuses: who is told that it failed has it fail
                 keeper.give_back()
                 raise
             if again:

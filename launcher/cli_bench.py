@@ -6,12 +6,16 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from launcher.cli_shared import F, host_options, json_option
 from launcher.errors import InputError
+
+if TYPE_CHECKING:
+    from launcher.output import Output
+    from launcher.render import RunScreen
 
 PASSING_ON = {"ignore_unknown_options": True}  # they are the benchmark's, or the trainer's
 
@@ -97,9 +101,12 @@ def measure(
     # Ranks that a training does not need make no progress while it runs, and nothing is wrong with that.
     os.environ.setdefault("RINGCTL_WATCHDOG", "0")
     figures = bench.Figures()
-    screen = bench.Collecting(bench.Quiet() if as_json else render.screen_for(False), figures)
+
+    def screen_on(output: Output) -> RunScreen:
+        return bench.Collecting(bench.Quiet(output) if as_json else render.screen_for(False, output), figures)
+
     code = cli.launch_and_watch(
-        asked, preflight=not skip_preflight, detach=False, as_json=as_json, screen=screen
+        asked, preflight=not skip_preflight, detach=False, as_json=as_json, screen_on=screen_on
     )
     if not figures.measured:
         return code

@@ -454,14 +454,17 @@ def attached(there: Client, run: str, *, as_json: bool, since: int = 1) -> int:
     """The same for whoever has started the run, on the screen of a launch: Ctrl-C stops it, as it does
     without a service."""
     from launcher import render
+    from launcher.output import Output
 
-    screen = render.screen_for(as_json)
+    output = Output()
+    screen = render.screen_for(as_json, output)
     try:
         with screen:
             code = follow_run(there, run, as_json=as_json, since=since, screen=screen)
     except KeyboardInterrupt:
         again = "Ctrl-C again leaves that to the service"
-        click.echo(f"stopping run {run}; {again}", err=True)
+        output.interrupts.count += 1
+        output.hint(f"stopping run {run}; {again}")
     else:
         return finished(there, run, screen, code)
     with contextlib.suppress(KeyboardInterrupt):

@@ -71,12 +71,15 @@ def with_unknown(state: RunState, hosts: Mapping[int, str]) -> RunState:
     )
 
 
-def without_missing(state: RunState, hosts: Mapping[int, str], now: float) -> RunState:
-    """A run that has ended on all hosts: ranks that none has told of, or begun, were stopped before that."""
+def without_missing(
+    state: RunState, hosts: Mapping[int, str], now: float, reason: str = "stopped"
+) -> RunState:
+    """A run that has ended on all hosts: ranks that none has told of, or begun, were stopped before that, for
+    this reason."""
 
     def never_began(number: int) -> RankState:
         rank = state.ranks.get(number) or RankState(number, hosts.get(number, "?"), state="waiting")
-        return replace(rank, state="stopped", reason="stopped") if rank.state == "waiting" else rank
+        return replace(rank, state="stopped", reason=reason) if rank.state == "waiting" else rank
 
     ranks = {number: never_began(number) for number in range(state.world)}
     status = "lost" if state.state == "lost" else run_status(ranks)

@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Protocol
 from launcher import text
 from launcher.logs import Group, fold_repeats, line_writer, visible
 from launcher.model import Event, Plan, RunState
+from launcher.output import Output
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import Console, RenderableType
 
     from launcher.watch import Outcome
@@ -46,11 +49,11 @@ def console() -> Console:
     return Console(highlight=False, emoji=False)
 
 
-def screen_for(json: bool) -> PlainScreen | JsonScreen | LiveScreen:
+def screen_for(json: bool, output: Output | None = None) -> PlainScreen | JsonScreen | LiveScreen:
     """The screen that fits where stdout goes."""
     if json:
-        return JsonScreen()
-    return LiveScreen() if is_terminal() else PlainScreen()
+        return JsonScreen(output)
+    return LiveScreen() if is_terminal() else PlainScreen(output)
 
 
 def write_out(data: bytes) -> None:
@@ -60,11 +63,11 @@ def write_out(data: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def say(lines: list[str]) -> None:
+def say(lines: list[str], write: Callable[[bytes], None] = write_out) -> None:
     """Into a pipe as it is."""
     if sys.stdout.isatty():
         lines = [visible(part) for line in lines for part in line.split("\n")]
-    write_out("".join(line + "\n" for line in lines).encode("utf-8", "surrogateescape"))
+    write("".join(line + "\n" for line in lines).encode("utf-8", "surrogateescape"))
 
 
 class RunScreen(Protocol):
@@ -93,15 +96,18 @@ class _Context:
 class JsonScreen(_Context):
     """One event a line on stdout; ringctl's own words on stderr."""
 
+    def __init__(self, output: Output | None = None) -> None:
+        self._output = output or Output()
+
     def plan(self, plan: Plan) -> None:
         pass
 
     def show(self, events: list[Event], state: RunState) -> None:  # noqa: ARG002 - a Screen gets both
         if events:
-            write_out("".join(text.json_line(event.to_json()) + "\n" for event in events).encode())
+            self._output.write("".join(text.json_line(event.to_json()) + "\n" for event in events).encode())
 
     def note(self, words: str) -> None:
-        print(words, file=sys.stderr)
+        self._output.note(words)
 
     def finish(self, outcome: Outcome) -> None:
         self.show([outcome.event()], outcome.state)
@@ -129,17 +135,18 @@ class NoteScreen(_Context):
 class PlainScreen(_Context):
     """For pipes, files, CI and dumb terminals: no animation, no colour, nothing folded."""
 
-    def __init__(self) -> None:
+    def __init__(self, output: Output | None = None) -> None:
+        self._output = output or Output()
         self._lines = line_writer(prefix=True, timestamps=False, obeyed=sys.stdout.isatty())
         self._next_progress = time.monotonic() + PROGRESS_S
 
     def plan(self, plan: Plan) -> None:
-        say(text.plan_lines(plan))
+        self._say(text.plan_lines(plan))
 
     def show(self, events: list[Event], state: RunState) -> None:
         data = self._lines(events)
         if data:
-            write_out(data)
+            self._output.write(data)
         if time.monotonic() >= self._next_progress:
             self._next_progress = time.monotonic() + PROGRESS_S
             parts = text.progress_parts(state)
@@ -147,10 +154,14 @@ class PlainScreen(_Context):
                 self.note("  ".join(parts))
 
     def note(self, words: str) -> None:
-        say([f"ringctl: {words}"])
+        self._say([f"ringctl: {words}"])
 
     def finish(self, outcome: Outcome) -> None:
-        say([*text.cause_lines(outcome), *text.columns(text.rank_rows(outcome.state)), text.verdict(outcome)])
+        ranks = text.columns(text.rank_rows(outcome.state))
+        self._say([*text.cause_lines(outcome), *ranks, text.verdict(outcome)])
+
+    def _say(self, lines: list[str]) -> None:
+        say(lines, self._output.write)
 
 
 class LiveScreen:

@@ -6,14 +6,16 @@ import contextlib
 import functools
 import os
 import secrets
+import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from launcher import history
+from launcher import fold, history
 from launcher.agent import ANSWER_S, Agent, Conversation, agents_for
 from launcher.ask import Asked, chosen_hosts, lease_seconds
-from launcher.errors import HostError, RingctlError, StoppedEarly
+from launcher.diagnose import Cause
+from launcher.errors import NO_THREAD, HostError, RingctlError, StoppedEarly
 from launcher.fanout import fan_out, succeeded
 from launcher.history import new_run_id
 from launcher.hostword import NOT_AGAIN
@@ -23,7 +25,7 @@ from launcher.preflight import survey as surveys
 from launcher.preflight.examine import Examined, examine, result_line
 from launcher.push import Snapshot, push
 from launcher.redact import Hidden
-from launcher.runs import stop
+from launcher.runs import STOPPED, stop
 from launcher.told import words_of
 from launcher.transport import Pool
 from launcher.watch import Interrupts, Screen
@@ -182,10 +184,10 @@ def undone(
 ) -> RingctlError:
     """Have these hosts end what they have of a start with errors: what to tell of it."""
     stopped = [error.message for error in errors if STOPPED_EARLY in error.message]
-    reasons = ["stopped" if stopped else NOT_EVERYWHERE]
+    reasons = [STOPPED if stopped else NOT_EVERYWHERE]
     if not automatic and any(host.keeps for host in plan.hosts):
         reasons.append(NOT_AGAIN)  # no attempt follows by itself, so none needs the slots that are kept
-    answers = [stop(agents, plan.run, 0.0, reason, attempt=plan.attempt, exact=True) for reason in reasons]
+    answers = [ended(plan, agents, reason) for reason in reasons]
     unsure = [name for name, answer in answers[0].items() if isinstance(answer, RingctlError)]
     left = {
         name: words_of(answer["left"])
@@ -193,7 +195,7 @@ def undone(
         if isinstance(answer, dict) and answer["left"]
     }
     if not unsure and len(agents) == len(plan.hosts):  # no host has it, so none can tell that it is over
-        note_over(plan, "stopped" if stopped else "failed", errors[0])
+        note_over(plan, STOPPED if stopped else NOT_EVERYWHERE, errors[0], automatic=automatic)
     if stopped:
         return StoppedEarly(stopped[0])
     if PORT_TAKEN in errors[0].message and not unsure and not left:
@@ -209,6 +211,19 @@ def undone(
     elif agents:
         errors[0].message += "; nothing was left running"
     return errors[0]
+
+
+def ended(
+    plan: Plan, agents: Mapping[str, Agent], reason: str
+) -> Mapping[str, dict[str, Any] | RingctlError]:
+    """What these hosts have of a start, at once. That this machine cannot even ask them (too few files can be
+    open, say) does not hide why it failed."""
+    try:
+        return stop(agents, plan.run, 0.0, reason, attempt=plan.attempt, exact=True)
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and str(error) != NO_THREAD:
+            raise
+        return {name: HostError(name, f"cannot be asked: {error}") for name in agents}
 
 
 def claim(
@@ -252,9 +267,15 @@ def claim_request(plan: Plan, host: str, room: int) -> dict[str, Any]:
     return {**about, "slots": len(own.ranks), "shared": own.shared, "room": room}
 
 
-def note_over(plan: Plan, state: str, error: RingctlError) -> None:
+def note_over(plan: Plan, reason: str, error: RingctlError, *, automatic: bool = False) -> None:
+    """How it ended, and why, which no host can tell; of an `automatic` start, whoever watches the run has the
+    last word (see attempts.py)."""
+    end = fold.without_missing(fold.initial(plan), plan.rank_hosts, time.time(), reason)
+    cause = Cause(None, "", error.message, error.fix) if end.state == "failed" else None
+    if not automatic:
+        history.close(end, to_json(cause) if cause else None)
     with contextlib.suppress(RingctlError):  # a full disk
-        history.mark(plan.run, state, error=error.message, fix=error.fix, attempt=plan.attempt)
+        history.mark(plan.run, end.state, error=error.message, fix=error.fix, attempt=plan.attempt)
 
 
 def is_anothers(answer: dict[str, Any] | RingctlError) -> bool:
@@ -345,7 +366,7 @@ def begun(plan: Plan, begin: Callable[[str], None]) -> None:
     try:
         begin(plan.run)
     except StoppedEarly as error:
-        note_over(plan, "stopped", error)
+        note_over(plan, STOPPED, error)
         raise
 
 

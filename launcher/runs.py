@@ -222,6 +222,8 @@ def settle(run: str, attempt: int, pool: Pool) -> None:
     states = [state for state in found.states if state["attempt"] == attempt]
     if any(state["attempt"] > attempt for state in found.states):
         return  # somebody else has started it since
+    if not states and history.state_of(run) in fold.ENDED:
+        return  # whoever could not start it has said why
     state = fold.from_states(states) if states else fold.initial(record.plan)
     end = fold.without_missing(state, record.plan.rank_hosts, time.time())
     if end.state in fold.ENDED:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -49,12 +50,17 @@ class Screen(Protocol):
         """ringctl's own word about the run."""
 
 
+def do_nothing() -> None:
+    """About Ctrl-C, as long as nobody watches."""
+
+
 class Interrupts:
     """Counts Ctrl-C from `hold` on: the first stops the run cleanly, the second kills it. Before that, and
     after `release`, Ctrl-C is Python's own KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.count = 0
+        self.act: Callable[[], None] = do_nothing  # called also while what is shown is not read
         self._before: Any = None
 
     def __call__(self, *_: object) -> None:
@@ -121,31 +127,32 @@ def watch(
     open_: frozenset[str] = frozenset()
     planned = {number: rank.host for number, rank in state.ranks.items()}
     after: Mapping[str, Place] | None = {} if again else None
-    for update in follow(
-        agents, state.run, live=True, attempt=state.attempt, rank_hosts=planned, after=after
-    ):
-        absent.take(update)
-        shown, open_ = update.places, update.open
-        for event in update.events:
-            state = fold.fold(state, event)
-            tails.add(event)
-        for words in said_last(update.events):
-            screen.note(words)
-        began = time.monotonic()
-        screen.show(update.events, state)
-        ender.showed(update.events, state, began)
-        stalls.look(update.events, state, tails, absent.away)
-        ender.look(state, absent.lost, absent.away)
-        if (
-            ender.waits_in_vain(state, absent.unheard, open_)
-            or ender.is_not_told_the_end(state, absent.since, open_, given_up)
-            or (absent.away.keys() == agents.keys() and given_up())
+    with ender.minding(lambda: ender.mind(state)):
+        for update in follow(
+            agents, state.run, live=True, attempt=state.attempt, rank_hosts=planned, after=after
         ):
-            absent.add(ender.untold(state, absent.unheard))
-            if not again:
-                screen.note(not_read(state, {*absent.unheard, *open_}))
-            break
-    ender.finish(state, absent.lost)
+            absent.take(update)
+            shown, open_ = update.places, update.open
+            for event in update.events:
+                state = fold.fold(state, event)
+                tails.add(event)
+            for words in said_last(update.events):
+                screen.note(words)
+            began = time.monotonic()
+            screen.show(update.events, state)
+            ender.showed(update.events, state, began)
+            stalls.look(update.events, state, tails, absent.away)
+            ender.look(state, absent.lost, absent.away)
+            if (
+                ender.waits_in_vain(state, absent.unheard, open_)
+                or ender.is_not_told_the_end(state, absent.since, open_, given_up)
+                or (absent.away.keys() == agents.keys() and given_up())
+            ):
+                absent.add(ender.untold(state, absent.unheard))
+                if not again:
+                    screen.note(not_read(state, {*absent.unheard, *open_}))
+                break
+        ender.finish(state, absent.lost)
     rest = {*absent.unheard, *open_} if again else ()
     heard_to = {host: shown.get(host, first(state.attempt)) for host in rest}
     return replace(outcome(state, tails, absent.unheard), since=absent.since, heard_to=heard_to)
@@ -206,6 +213,7 @@ class Ender:
         self.unmet, self.least = unmet, least
         self.clock = Clock()  # as it was when the run began to be followed: events have their times by that
         self.seen = 0
+        self.untold_words: list[str] = []  # about Ctrl-C
         self.end_at: float | None = None  # the other hosts' ranks may fail by themselves until then
         self.stops: list[Stop] = []
         self.patience = Patience()
@@ -216,16 +224,11 @@ class Ender:
 
     def look(self, state: RunState, lost: Mapping[str, str], away: Mapping[str, str]) -> None:
         """Called several times a second."""
+        self.mind(state)
+        while self.untold_words:
+            self.screen.note(self.untold_words.pop(0))
         for words in (words for one in self.stops for words in one.news()):
             self.screen.note(words)
-        if self.interrupts.count > self.seen:
-            self.in_vain = self.seen > 0 and self.has_answers()
-            self.seen = self.interrupts.count
-            first = self.seen == 1
-            self.screen.note(
-                "stopping the run; press Ctrl-C again to kill it" if first else "killing the run"
-            )
-            self.stop(state, self.agents, GRACE_S if first else 0.0, STOPPED)
         grace = None if self.stops or state.ended is not None else self.unmet()
         if grace is not None:
             self.screen.note("somebody has begun to stop the run, and not ended it: stopping it")
@@ -241,6 +244,32 @@ class Ender:
         if time.monotonic() >= self.end_at:
             there = {name: agent for name, agent in self.agents.items() if not self.again or name not in away}
             self.stop(state, there, FAILED_GRACE_S, reason)
+
+    def mind(self, state: RunState) -> None:
+        """Do what Ctrl-C is for. It shows nothing: it is called also while something waits to be shown."""
+        if self.interrupts.count <= self.seen:
+            return
+        self.in_vain = self.seen > 0 and self.has_answers()
+        self.seen = self.interrupts.count
+        first = self.seen == 1
+        self.untold_words.append(
+            "stopping the run; press Ctrl-C again to kill it" if first else "killing the run"
+        )
+        self.stop(state, self.agents, GRACE_S if first else 0.0, STOPPED)
+
+    @contextlib.contextmanager
+    def minding(self, act: Callable[[], None]) -> Iterator[None]:
+        """Ctrl-C does this meanwhile. Who leaves because nobody reads this any more has begun to end hosts
+        only where that has to be done."""
+        self.interrupts.act = act
+        try:
+            yield
+        except BrokenPipeError:
+            for one in self.stops:
+                one.join()
+            raise
+        finally:
+            self.interrupts.act = do_nothing
 
     def can_do_without(self, state: RunState, hosts: Collection[str]) -> bool:
         """Whether a next attempt may begin without these."""

@@ -457,7 +457,10 @@ def private(path: str, flags: int) -> int:
 
 def forget(run: str) -> None:
     """Nobody need watch it any more."""
-    for path in (*folder().glob(f"{run}.stopping-*"), mark_of(run), file_of(run)):
+    stopping: list[Path] = []
+    with contextlib.suppress(OSError):  # no descriptor to be had
+        stopping = list(folder().glob(f"{run}.stopping-*"))
+    for path in (*stopping, mark_of(run), file_of(run)):
         with contextlib.suppress(OSError):  # a read-only disk: whoever watches it next sees that it is over
             path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):

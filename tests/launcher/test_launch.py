@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import signal
 import socket
 import subprocess
+import sys
+import termios
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,9 @@ import pytest
 
 from launcher import history
 from launcher.model import Plan, from_json, to_json
+from launcher.output import UNREAD_S
 from tests.launcher.ringctl import (
+    RINGCTL,
     detach,
     events,
     exits,
@@ -31,6 +37,7 @@ from tests.launcher.ringctl import (
     wait_until_final,
 )
 
+TALKS = ("sh", "-c", "while :; do echo x; sleep 0.05; done")
 METRICS = 'echo "{\\"step\\": 2, \\"steps\\": 2, \\"loss\\": 0.25, \\"accuracy\\": 0.975}" >>$RINGCTL_METRICS'
 
 
@@ -119,9 +126,7 @@ def test_the_last_of_very_many_metrics_counts() -> None:
 
 
 def test_a_reader_who_has_seen_enough_of_a_launch_ends_it_and_not_the_run() -> None:
-    launching = start(
-        "launch", "--local", "--world", "1", "--", "sh", "-c", "while :; do echo x; sleep 0.05; done"
-    )
+    launching = start("launch", "--local", "--world", "1", "--", *TALKS)
     assert launching.stdout is not None
     assert launching.stderr is not None
     for _ in range(6):
@@ -135,6 +140,61 @@ def test_a_reader_who_has_seen_enough_of_a_launch_ends_it_and_not_the_run() -> N
     ringctl("stop", run)
     assert is_there
     assert said == "nobody reads this any more; a run that was started goes on\n"
+
+
+def test_whoever_sees_no_more_of_a_restart_is_told_what_a_launch_tells() -> None:
+    run = detach(TALKS, world=1)
+    ringctl("stop", run)
+    starting = start("restart", run)
+    assert starting.stdout is not None
+    assert starting.stdout.readline()
+    starting.stdout.close()
+    assert starting.stderr is not None
+    said = starting.stderr.read()
+    starting.stderr.close()
+    code = starting.wait(timeout=30)
+    ringctl("stop", run)
+    assert (code, said) == (1, "nobody reads this any more; a run that was started goes on\n")
+
+
+@pytest.mark.parametrize("one_pipe", [False, True])
+def test_ctrl_c_stops_the_run_also_if_it_ends_the_reader(one_pipe: bool) -> None:
+    pipe, both = subprocess.PIPE, subprocess.STDOUT if one_pipe else subprocess.PIPE
+    argv = [*RINGCTL, "launch", "--local", "--world", "1", "--", *TALKS]
+    with subprocess.Popen(argv, stdout=pipe, stderr=both, text=True) as launching:
+        assert launching.stdout is not None
+        for _ in range(6):
+            assert launching.stdout.readline()
+        launching.send_signal(signal.SIGINT)
+        launching.stdout.close()  # as `| tee log` does
+        said = launching.stderr.read() if launching.stderr else "nobody reads this"
+        assert launching.wait(timeout=30) == 130
+    assert state(only_run())["state"] == "stopped"
+    assert said.startswith("nobody reads this")
+    assert "goes on" not in said
+
+
+def test_ctrl_c_stops_the_run_also_while_a_reader_takes_nothing() -> None:
+    argv = [*RINGCTL, "launch", "--local", "--world", "1", "--", "sh", "-c", "seq 100000; sleep 600"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as launching:
+        assert launching.stdout is not None
+        pipe = launching.stdout.fileno()
+        wait_for(lambda: waiting_in(pipe) > 60_000, "a pipe without room")
+        launching.send_signal(signal.SIGINT)
+        wait_until_final(only_run())
+        assert launching.poll() is None, "the reader may still go on"
+        for _ in range(2):
+            before = time.monotonic()
+            launching.send_signal(signal.SIGINT)
+            time.sleep(0.1)  # two of the same signal at once would be one
+        assert launching.wait(timeout=30) == 130
+        assert time.monotonic() - before < UNREAD_S
+    assert state(only_run())["state"] == "stopped"
+
+
+def waiting_in(pipe: int) -> int:
+    """How many bytes nobody has read yet."""
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4), sys.byteorder)
 
 
 # --- Detached, and found again -------------------------------------------------------------------

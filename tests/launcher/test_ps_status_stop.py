@@ -256,6 +256,27 @@ def test_stop_ends_nothing_on_paper_that_began_after_its_hosts_were_told() -> No
     assert (status(run)["state"], history.state_of(run)) == ("stopped", "stopped")
 
 
+def test_a_start_that_failed_has_failed_whoever_is_asked_also_once_it_is_stopped() -> None:
+    first = detach(["sleep", "600"], world=1)
+    record = history.read(first)
+    assert record is not None
+    port = ["--skip-preflight", "--master-port", str(record.plan.master_port)]
+    said = ringctl("launch", "--local", "--world", "1", *port, "--", "true", code=1).stderr
+    (run,) = (found["run"] for found in ps() if found["run"] != first)
+    for _ in range(2):
+        assert {found["run"]: found["state"] for found in ps()}[run] == "failed"
+        assert status(run)["state"] == "failed"
+        row = next(
+            each for each in json.loads(ringctl("runs", "list", "--json").stdout) if each["run"] == run
+        )
+        assert row["state"] == "failed"
+        assert "the master port is taken" in row["error"]
+        assert row["error"] in said
+        assert row["error"] in ringctl("explain", run).stdout
+        ringctl("stop", run)
+    ringctl("stop", first)
+
+
 def test_a_mark_counts_for_one_attempt_alone() -> None:
     run = finished("true")
     record = history.read(run)

@@ -458,6 +458,8 @@ def test_a_run_that_was_stopped_on_its_host_while_it_waited_is_remembered_as_ove
     wait_for(lambda: not is_alive(watcher), "the end of the watcher")
     assert history.read(run).plan.attempt == 2  # type: ignore[union-attr]  # it is there
     assert history.state_of(run) == "failed"
+    ringctl("stop", run)
+    assert history.state_of(run) == "failed"
 
 
 def test_a_restart_by_hand_takes_the_place_of_the_one_that_was_about_to_begin() -> None:

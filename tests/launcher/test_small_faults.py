@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from launcher import hostanswer, hostevents, hostproc, kit
+from launcher import cli, hostanswer, hostevents, hostproc, kit, watching
+from launcher.agent import Conversation
 from launcher.hostpending import Pending
 from launcher.hostranks import Rank
 from launcher.hostsupervisor import Supervisor
@@ -203,6 +204,28 @@ def test_pipes_that_cannot_be_opened_are_why_a_run_has_failed() -> None:
     assert done.returncode == 1
     assert "the pipes of its ranks cannot be opened: Too many open files" in done.stderr
     assert json.loads(ringctl("ps", "--all", "--json").stdout)[0]["state"] == "failed"
+
+
+@pytest.mark.parametrize("files", [11, 12])  # with the first, the host cannot be asked afterwards either
+def test_a_launch_that_failed_because_of_this_machine_is_started_by_nobody_later(files: int) -> None:
+    words = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "-", *RINGCTL]
+    launch = ["launch", "--local", "--world", "2", "--max-restarts", "1", "--skip-preflight", "--", "true"]
+    done = subprocess.run([*words, *launch], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "the pipes of its ranks cannot be opened: Too many open files" in done.stderr, "why it failed"
+    found = ringctl("ps", "--json")
+    assert (json.loads(found.stdout)[0]["state"], found.stderr) == ("failed", "")
+
+
+def test_nor_is_one_for_which_this_machine_could_not_ask_its_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(Conversation, "last", refuse)
+    words = ["launch", "--local", "--world", "1", "--max-restarts", "1", "--skip-preflight", "--", "true"]
+    with pytest.raises(OSError, match="Too many open files"):
+        cli.cli.main(words, standalone_mode=False)
+    assert not watching.to_be_watched()
 
 
 def test_what_could_not_be_ended_may_talk_on_and_keeps_nobody_from_taking_the_last_words(

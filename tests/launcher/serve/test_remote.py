@@ -757,6 +757,23 @@ def test_a_launch_is_handed_in_and_followed_and_ctrl_c_stops_it(tmp_path: Path) 
         assert again.returncode == 0
 
 
+def test_ctrl_c_stops_the_run_of_a_launch_also_if_it_ends_whoever_reads_that() -> None:
+    script = "import time\nwhile True: print('x', flush=True); time.sleep(0.05)"
+    with serving(slots=1) as service:
+        one = started(service, "launch", "--no-prefork", "--", sys.executable, "-c", script)
+        assert one.stdout is not None
+        for _ in range(6):
+            assert one.stdout.readline()
+        one.send_signal(signal.SIGINT)
+        one.stdout.close()
+        assert one.stderr is not None
+        said = one.stderr.read()
+        one.stderr.close()
+        assert one.wait(timeout=60) == 130
+        assert newest(service)["state"] == "stopped"
+    assert "goes on" not in said
+
+
 def test_what_a_submission_asks_for_reaches_the_launch() -> None:
     with serving(slots=1) as service:
         script = "import os; print(os.environ['MASTER_PORT'])"

@@ -1,0 +1,104 @@
+"""What a launch shows, and Ctrl-C: readers that are slow, have stopped to read, or are gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from io import FileIO
+from pathlib import Path
+
+import pytest
+
+from launcher import output
+from launcher.output import Count, Output
+
+
+@contextlib.contextmanager
+def a_reader(folder: Path) -> Iterator[FileIO]:
+    """That of a pipe which is our stdout meanwhile; our stderr is a file."""
+    reads, writes = os.pipe()
+    with (
+        open(reads, "rb", buffering=0) as reader,
+        open(writes, "w") as out,
+        open(folder / "stderr", "w") as err,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        yield reader
+
+
+def read_from(reader: FileIO, size: int, pause: float = 0.0) -> tuple[threading.Thread, bytearray]:
+    """So many bytes, beside the test."""
+    got = bytearray()
+
+    def read() -> None:
+        while len(got) < size:
+            time.sleep(pause)
+            got.extend(reader.read(4096))
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    return thread, got
+
+
+MUCH = b"x" * 200_000  # more than a pipe takes
+
+
+def test_a_slow_reader_gets_all_of_it_also_after_ctrl_c(tmp_path: Path) -> None:
+    interrupts = Count()
+    interrupts.count = 1
+    with a_reader(tmp_path) as reader:
+        thread, got = read_from(reader, len(MUCH), pause=0.005)
+        Output(interrupts).write(MUCH)
+        thread.join(30)
+    assert got == MUCH
+
+
+def test_ctrl_c_is_acted_on_while_nobody_reads_and_then_nobody_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "UNREAD_S", 0.3)
+    interrupts = Count()
+
+    def act() -> None:
+        interrupts.count = max(interrupts.count, int(not output.takes(sys.stdout)))
+
+    interrupts.act = act
+    with a_reader(tmp_path) as reader:
+        shown = Output(interrupts)
+        shown.write(MUCH)
+        shown.write(MUCH)
+        shown.note("goes on")
+        kept = reader.read(len(MUCH))
+    assert (tmp_path / "stderr").read_text() == f"{output.UNSHOWN}\ngoes on\n"
+    assert 0 < len(kept) < len(MUCH)
+
+
+def test_what_an_interruption_cut_comes_before_what_is_shown_next(tmp_path: Path) -> None:
+    interrupts = Count()
+
+    def interrupt() -> None:
+        if not output.takes(sys.stdout):
+            raise KeyboardInterrupt
+
+    interrupts.act = interrupt
+    with a_reader(tmp_path) as reader:
+        shown = Output(interrupts)
+        with pytest.raises(KeyboardInterrupt):
+            shown.write(MUCH)
+        interrupts.act = lambda: None
+        thread, got = read_from(reader, len(MUCH) + 4)
+        shown.write(b"next")
+        thread.join(30)
+    assert got == MUCH + b"next"
+
+
+def test_a_reader_who_leaves_without_ctrl_c_is_told_of(tmp_path: Path) -> None:
+    with a_reader(tmp_path) as reader:
+        reader.close()
+        with pytest.raises(BrokenPipeError):
+            Output().write(b"x\n")
