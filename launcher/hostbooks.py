@@ -25,7 +25,7 @@ from launcher.hostevents import FINAL_EVENTS, EventLog, log_exit, segment_name, 
 from launcher.hostoutput import keep_last
 from launcher.hostproc import alive, exit_code, signal_name
 from launcher.hostruns import FINAL, is_state
-from launcher.hostword import MAY_BE, stop_word
+from launcher.hostword import MAY_BE, TOLD_TO_END, stop_word
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
@@ -43,13 +43,15 @@ class Known:
     def __init__(self) -> None:
         self.statuses: dict[int, int] = {}
         self.metrics: dict[int, dict[str, Any]] = {}
+        self.told_to_end = False  # all of them, by somebody who ends whatever is there
 
     def end_of(self, rank: dict[str, Any], stopped: bool) -> dict[str, Any] | None:
         """How it ended, if it did so by itself: those that were still there are killed with it."""
         status = self.statuses.get(rank["pid"] or 0)
         if status is None or exit_code(status) == -signal.SIGKILL:
             return None
-        reason = rank["reason"] or ("stopped" if stopped and status else "")
+        why = "stopped" if stopped and status else TOLD_TO_END if self.told_to_end else ""
+        reason = rank["reason"] or why
         state = "stopped" if reason else "failed" if status else "succeeded"
         code, name = exit_code(status), signal_name(status)
         return {"state": state, "exit_code": code, "signal": name, "reason": reason}

@@ -72,7 +72,13 @@ class Ending:
     def is_pressed(self) -> bool:
         """Somebody wants the run, or this supervisor, to end: nobody waits for more of what ranks say. Where
         one has failed, here or elsewhere, that may be why."""
-        return self.asked and self.reason in ("stopped", KILLED, TOLD_TO_END)
+        return self.asked and (self.reason == "stopped" or self.is_felled)
+
+    @property
+    def is_felled(self) -> bool:
+        """It was not the run that somebody wanted to end, but all that is here, as when a host is shut down:
+        ranks that end now were told to as well, whatever their exit code says."""
+        return self.asked and self.reason in (KILLED, TOLD_TO_END)
 
     def end_as_told(self, request: dict[str, Any], number: int = signal.SIGTERM) -> None:
         now = time.monotonic()

@@ -339,6 +339,8 @@ class Supervisor:
         self.read_last_metrics(rank)
         if status and self.ending.was_stopped():
             rank.reason = rank.reason or "stopped"
+        if self.ending.is_felled:
+            rank.reason = rank.reason or self.ending.reason
         rank.status, rank.seen = status, time.time()
         rank.state = "stopped" if rank.reason else "succeeded" if status == 0 else "failed"
         if rank.state == "failed" and exit_code(status) == -signal.SIGKILL:

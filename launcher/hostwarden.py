@@ -89,10 +89,15 @@ def be_warden(folder: str, plan: dict[str, Any], answer: int, lock: int) -> int:
     os.close(lock)
     for rank in ranks:
         rank.close_write_ends()
-    for number in END_SIGNALS:
-        signal.signal(number, lambda number, _: send(child, number))
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     known = Known()
+
+    def pass_on(number: int, _: object) -> None:
+        known.told_to_end = number != STOP_SIGNAL
+        send(child, number)
+
+    for number in END_SIGNALS:
+        signal.signal(number, pass_on)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     while child not in known.statuses:
         pid, ended = os.waitpid(-1, 0)
         known.statuses[pid] = ended
