@@ -12,9 +12,9 @@ from launcher.told import MOST, words_of
 
 ENDED = ("succeeded", "failed", "stopped")
 ASIDE = ("line", "stack", "oom")  # told of a rank, without being a sign of its life
-# From a stop to the end of what it ends: hosts that cannot be told are waited for (2 s), ranks have their
-# grace (5 s), and clocks differ.
-STOPPING_S = 8.0
+# From the beginning of a stop until hosts know of it: those that cannot be told are waited for (2 s), and
+# clocks differ. Until what it ends has ended, if a host does not say how long that took: with a grace of 5 s.
+TELLING_S, STOPPING_S = 3.0, 8.0
 MOST_NAMES = 200  # of metrics that are kept of a rank
 LONGEST_WORD = 200  # in them, as name or as value
 PLAIN = (int, float, str, type(None))
@@ -91,7 +91,8 @@ def rank_from_state(state: Mapping[str, Any], rank: Mapping[str, Any]) -> RankSt
         key: rank[key] for key in ("rank", "state", "pid", "exit_code", "signal", "reason", "seen", "metric")
     }
     ended = rank["seen"] if rank["state"] in ENDED else None  # the last that there was to be seen of it
-    found = RankState(host=state["host"], ended=ended, **{**known, "metric": newest({}, rank["metric"])})
+    more = {"ended": ended, "stopping": rank.get("stopping"), "metric": newest({}, rank["metric"])}
+    found = RankState(host=state["host"], **{**known, **more})
     return out_of_sight(found) if state["state"] == "lost" else found
 
 
@@ -131,6 +132,7 @@ def fold(state: RunState, event: Event) -> RunState:
             exit_code=event.data["exit_code"],
             signal=event.data["signal"],
             reason=words_of(event.data["reason"]),
+            stopping=event.data.get("stopping"),
             ended=event.time,
         )
     ranks: dict[int, RankState] = {**state.ranks, event.rank: rank}
@@ -186,10 +188,14 @@ def failed_before(ranks: Mapping[int, RankState]) -> bool:
     the others. A host that hears of a failure does not say of its ranks that they were stopped; if both
     happened, these hosts did not hear each other, and only the times tell. One that never began has none."""
     failures = [rank.ended for rank in ranks.values() if rank.state == "failed"]
-    stops = [r.ended for r in ranks.values() if r.reason == "stopped" and r.pid and r.ended is not None]
-    if not stops:
-        return bool(failures)
-    return any(ended is not None and ended < min(stops) - STOPPING_S for ended in failures)
+    stops = [
+        rank.ended - (STOPPING_S if rank.stopping is None else rank.stopping + TELLING_S)
+        for rank in ranks.values()
+        if rank.reason == "stopped" and rank.pid and rank.ended is not None
+    ]
+    return bool(failures) and (
+        not stops or any(ended is not None and ended < min(stops) for ended in failures)
+    )
 
 
 def result(state: RunState, key: str) -> Any:

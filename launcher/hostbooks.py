@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
-EXIT_KEYS = ("state", "exit_code", "signal", "reason")
+EXIT_KEYS = ("state", "exit_code", "signal", "reason", "stopping")
 REPLACED = ("state.json", "plan.json", "stop.json", "again.json")
 
 
@@ -54,7 +54,7 @@ class Known:
         reason = rank["reason"] or why
         state = "stopped" if reason else "failed" if status else "succeeded"
         code, name = exit_code(status), signal_name(status)
-        return {"state": state, "exit_code": code, "signal": name, "reason": reason}
+        return {"state": state, "exit_code": code, "signal": name, "reason": reason, "stopping": None}
 
 
 def close_books(
@@ -85,6 +85,7 @@ def close_books(
                 keep_last(rank["metric"], known.metrics[rank["rank"]])
             if rank["state"] in ("waiting", "running"):
                 killed = {"state": "stopped", "exit_code": -9, "signal": "SIGKILL", "reason": reason}
+                killed["stopping"] = time.time() - asked["time"] if asked and "time" in asked else None
                 rank.update(told.get(rank["rank"]) or known.end_of(rank, stopped) or killed)
         unwritten = unwritten or int(state.get("unwritten") or 0)
         begun = state["state"] != "starting"
@@ -153,7 +154,7 @@ def log_ends(folder: str, state: dict[str, Any], told: dict[int | None, dict[str
     with contextlib.closing(EventLog(folder, int(state["attempt"]))) as log:
         state["segment"] = log.segment
         for rank in lacking:
-            log_exit(log, rank["rank"], *(rank[key] for key in EXIT_KEYS))
+            log_exit(log, rank["rank"], *(rank.get(key) for key in EXIT_KEYS))
         if None not in told:
             left = [who["pid"] for who in state["left"]]
             more = {"unwritten": state["unwritten"]} if state["unwritten"] else {}

@@ -34,6 +34,7 @@ class Ending:
         self.ranks, self.stacks = ranks, stacks
         self.lease: Lease | None = None  # where there are other hosts
         self.reason = ""  # why the ranks that still run are being ended
+        self.since = 0.0  # and since when that was known here
         self.term_at: float | None = None
         self.kill_at: float | None = None
         self.stop_requested = False
@@ -43,7 +44,7 @@ class Ending:
 
     def begin(self, reason: str, term_at: float) -> None:
         """TERM then, KILL some time later; where they are until then is noted."""
-        self.reason, self.stacks.wanted = reason, True
+        self.reason, self.since, self.stacks.wanted = reason, time.monotonic(), True
         self.term_at, self.kill_at = term_at, term_at + FAILED_GRACE_S
 
     def fail(self, reason: str, term_at: float) -> None:
@@ -68,6 +69,10 @@ class Ending:
         shut down, say."""
         self.end_as_told(stop_word(self.folder, int(self.plan["attempt"])) or {}, number)
 
+    def stopping(self) -> float | None:
+        """For how many seconds it has been known here that somebody stops the run."""
+        return time.monotonic() - self.since if self.stop_requested else None
+
     @property
     def is_pressed(self) -> bool:
         """Somebody wants the run, or this supervisor, to end: nobody waits for more of what ranks say. Where
@@ -84,7 +89,7 @@ class Ending:
         now = time.monotonic()
         orphaned = not request and os.getppid() != self.warden["pid"]
         first = not self.reason
-        self.asked = True
+        self.asked, self.since = True, now if first else self.since
         unasked = KILLED if orphaned else "stopped" if number == STOP_SIGNAL else TOLD_TO_END
         self.reason = self.reason or (str(request.get("reason") or "stopped") if request else unasked)
         self.stop_requested = self.reason == "stopped"

@@ -29,9 +29,20 @@ def segments(folder: str) -> list[tuple[int, int]]:
     return sorted(found)
 
 
-def log_exit(log: EventLog, rank: int, state: str, code: int, signal: str | None, reason: str) -> None:
-    """A rank's one final event; `reason` says why it did not end by itself."""
-    log.event("rank_exited", rank=rank, state=state, exit_code=code, signal=signal, reason=reason)
+def log_exit(
+    log: EventLog,
+    rank: int,
+    state: str,
+    code: int,
+    signal: str | None,
+    reason: str,
+    stopping: float | None = None,
+) -> None:
+    """A rank's one final event; `reason` says why it did not end by itself. If that was a stop, this host had
+    heard of it so many seconds before."""
+    about = {"state": state, "exit_code": code, "signal": signal, "reason": reason}
+    more = {} if stopping is None else {"stopping": round(stopping, 3)}
+    log.event("rank_exited", rank=rank, **about, **more)
 
 
 def event_line(kind: str, /, **data: object) -> bytes:

@@ -101,6 +101,7 @@ class Rank:
         self.status: int | None = None
         self.state = "waiting"
         self.reason = ""
+        self.stopping: float | None = None  # how long it had been known that the run is to be stopped
         self.seen = time.time()
         self.last: dict[str, Any] = {}
 
@@ -175,7 +176,7 @@ class Rank:
             "rank": self.number, "pid": self.pid or None, "start": self.start, "state": self.state,
             "exit_code": None if self.status is None else exit_code(self.status),
             "signal": None if self.status is None else signal_name(self.status),
-            "reason": self.reason, "seen": self.seen, "metric": self.last,
+            "reason": self.reason, "stopping": self.stopping, "seen": self.seen, "metric": self.last,
         }  # fmt: skip
 
 

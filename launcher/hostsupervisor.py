@@ -343,9 +343,11 @@ class Supervisor:
             rank.reason = rank.reason or self.ending.reason
         rank.status, rank.seen = status, time.time()
         rank.state = "stopped" if rank.reason else "succeeded" if status == 0 else "failed"
+        rank.stopping = self.ending.stopping() if rank.reason == "stopped" else None
         if rank.state == "failed" and exit_code(status) == -signal.SIGKILL:
             self.note_oom(rank)
-        log_exit(self.log, rank.number, rank.state, exit_code(status), signal_name(status), rank.reason)
+        how = exit_code(status), signal_name(status), rank.reason, rank.stopping
+        log_exit(self.log, rank.number, rank.state, *how)
         if rank.state == "failed" and self.failed is None:
             self.failed = rank
             if not self.ending.reason:

@@ -251,7 +251,8 @@ class Event(NamedTuple):  # a tuple, because a log has millions: it is made thre
 
     line            stream ("out" or "err"), text, end (only when not a newline)
     rank_started    pid
-    rank_exited     state, exit_code, signal (a name, or null), reason (why it did not end by itself, or "")
+    rank_exited     state, exit_code, signal (a name, or null), reason (why it did not end by itself, or "");
+                    of one that was stopped: stopping (for how many seconds its host had known of that)
     metric          the record that the rank wrote
     stack           where a rank is that makes no progress, or was just before it was ended
     oom             the kernel killed a process of the rank for want of memory
@@ -293,6 +294,7 @@ class RankState:
     exit_code: int | None = None
     signal: str | None = None
     reason: str = ""  # why it did not end by itself
+    stopping: float | None = None  # if somebody has stopped it, how long its host had known of that
     ended: float | None = None
     seen: float | None = None  # last output, metric or change
     metric: Mapping[str, Any] = field(default_factory=dict)  # newest value of each metric

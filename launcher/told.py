@@ -76,6 +76,7 @@ class RankTold:
     reason: str
     seen: float | None
     metric: Mapping[str, Any]
+    stopping: float | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,11 @@ class StateTold:
 def checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """The state as it was told, once it is known to be one."""
     told = from_json(StateTold, dict(state))
-    moments = [told.started, told.ended, *(rank.seen for rank in told.ranks)]
+    moments = [
+        told.started,
+        told.ended,
+        *(part for rank in told.ranks for part in (rank.seen, rank.stopping)),
+    ]
     signals = [rank.signal for rank in told.ranks if rank.signal is not None]
     good = (
         NAME.fullmatch(told.run)
@@ -279,6 +284,9 @@ def check_stack(data: Mapping[str, Any]) -> None:
 
 def check_exit(data: Mapping[str, Any]) -> None:
     told = {key: data[key] for key in ("state", "exit_code", "signal", "reason")}
-    from_json(RankTold, {"rank": 0, "pid": None, "seen": None, "metric": {}, **told})
+    told["stopping"] = data.get("stopping")
+    rank = from_json(RankTold, {"rank": 0, "pid": None, "seen": None, "metric": {}, **told})
+    if rank.stopping is not None and not is_moment(rank.stopping):
+        raise ValueError("a time that is none")
     if told["signal"] is not None and not SIGNAL.fullmatch(told["signal"]):
         raise ValueError("a signal that is none")

@@ -101,6 +101,20 @@ def test_what_the_ranks_together_amount_to(ranks: list[RankState], status: str) 
     assert fold.run_status(dict(enumerate(ranks))) == status
 
 
+def test_who_fails_while_a_stop_has_long_patience_makes_no_failure_of_it() -> None:
+    def ended(failed: float) -> str:
+        started = [event("rank_started", n, 1.0, pid=n + 6) for n in (0, 1)]
+        slow = exited(1, 70.0, "stopped", -9, reason="stopped", stopping=60.0)  # stop --grace 60
+        run = folded(2, *started, exited(0, failed, "failed", 1), slow)
+        told = [to_json(rank) for rank in run.ranks.values()]
+        host = {"run": "r", "name": "", "attempt": 1, "world": 2, "host": "h", "started": 1.0, "ended": 70.0}
+        assert fold.from_states([{**host, "state": "failed", "ranks": told}]).state == run.state
+        return run.state
+
+    assert ended(14.0) == "stopped", "for want of those that were told"
+    assert ended(5.0) == "failed", "before anybody was"
+
+
 @pytest.mark.parametrize(
     ("failed", "stops", "status"),
     [

@@ -316,6 +316,43 @@ def test_ranks_that_had_ended_when_their_supervisor_was_killed_have_ended_as_the
     assert [rank["metric"] for rank in final["ranks"]] == [{"step": 7, "accuracy": 0.9}] * 2
 
 
+@pytest.mark.parametrize("code", [0, 1])
+def test_ranks_that_end_well_with_all_else_on_their_host_have_not_succeeded(
+    tmp_path: Path, code: int
+) -> None:
+    polite = f"""
+        import os, signal, sys, time
+        signal.signal(signal.SIGTERM, lambda *_: (print("saved", flush=True), sys.exit({code})))
+        print("up", flush=True)
+        time.sleep(600)
+    """
+    run = detach(["python", "-S", script(tmp_path, polite)])
+    wait_for(lambda: lines(events(run), 0) and lines(events(run), 1), "the ranks")
+    started = [event["pid"] for event in events(run) if event["kind"] == "rank_started"]
+    about = state(run)
+    for pid in (about["warden"]["pid"], about["hostd"]["pid"], *started):
+        os.kill(pid, signal.SIGTERM)  # as when the host is shut down
+    final = wait_until_final(run)
+    assert (final["state"], lines(events(run), 0)) == ("failed", ["up", "saved"])
+    for end in exits(events(run)).values():
+        assert (end["state"], end["exit_code"]) == ("stopped", code)
+        assert "its supervisor was told to end" in end["reason"]
+
+
+def test_how_long_a_host_has_known_of_a_stop_is_told_with_each_rank_that_it_ends(tmp_path: Path) -> None:
+    slow = """
+        import signal, sys, time
+        signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(0)))
+        print("up", flush=True)
+        time.sleep(600)
+    """
+    run = detach(["python", "-S", script(tmp_path, slow)], world=1)
+    wait_for(lambda: lines(events(run), 0), "the rank")
+    ringctl("stop", run, "--grace", "60")
+    assert 0.9 < exits(events(run))[0]["stopping"] < 50
+    assert state(run)["ranks"][0]["stopping"] == pytest.approx(exits(events(run))[0]["stopping"], abs=0.01)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("who", ["warden", "hostd"])
 def test_a_supervisor_that_is_told_to_end_by_nobody_of_ours_has_failed(who: str, number: int) -> None:
