@@ -88,9 +88,11 @@ class Agent:
         """That the run is about to be started again by hand, by whom the host will know by this token."""
         self.ask("hostd.py", ["again"], {"run": run, "again": again})
 
-    def tell_stop(self, run: str, grace: float, attempt: int, timeout: float, again: str = "") -> None:
+    def tell_stop(
+        self, run: str, grace: float, attempt: int, timeout: float, again: str = "", age: float = 0.0
+    ) -> None:
         """That it is about to be asked to."""
-        request = {"run": run, "grace": grace, "attempt": attempt, "again": again}
+        request = {"run": run, "grace": grace, "attempt": attempt, "again": again, "age": age}
         self.ask("hostd.py", ["tell"], request, timeout=timeout)
 
     def stop(
@@ -102,11 +104,14 @@ class Agent:
         *,
         exact: bool = False,
         again: str = "",
+        age: float = 0.0,
     ) -> dict[str, Any]:
         """This attempt and those before it; unless it is `exact`, also a later one that the host knows of. It
-        calls off whatever start by hand was announced, but for that of `again`, who ends it for that."""
+        calls off whatever start by hand was announced, but for that of `again`, who ends it for that. It has
+        been wanted for `age` seconds."""
         request = {"run": run, "grace": grace, "reason": reason, "attempt": attempt, "exact": exact}
-        answer = self.ask("hostd.py", ["stop"], {**request, "again": again}, timeout=ANSWER_S + grace)
+        request |= {"again": again, "age": age}
+        answer = self.ask("hostd.py", ["stop"], request, timeout=ANSWER_S + grace)
         with understood(self.host.name):
             check_stopped(answer)
         return answer

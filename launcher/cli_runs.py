@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -42,9 +43,10 @@ def stop(run: str | None, grace: float, as_json: bool, **where: str | None) -> i
 
     if grace != grace:
         raise InputError("--grace nan: write a number of seconds")
+    since = time.monotonic()  # hosts that cannot be reached are waited for
     found = named_run(run, where)
     hosts = inventory_at(where) if found.elsewhere else None
-    ended = end_for_good(found, grace, hosts.hosts if hosts else ())
+    ended = end_for_good(found, grace, hosts.hosts if hosts else (), since)
     results = ended.answers
     errors = [result for result in results.values() if isinstance(result, RingctlError)]
     answers = {host: answer for host, answer in results.items() if isinstance(answer, dict)}
@@ -77,12 +79,12 @@ class Ended:
     watched: bool  # somebody still watches it, or is about to start it
 
 
-def end_for_good(found: Found, grace: float, others: Sequence[Host] = ()) -> Ended:
+def end_for_good(found: Found, grace: float, others: Sequence[Host], since: float) -> Ended:
     """End the run; also whoever is about to start it again by hand does not."""
     from launcher import watching
 
     begins = watching.call_off(found.run)
-    ended = end_everywhere(found, grace, others)
+    ended = end_everywhere(found, grace, others, since=since)
     if begins and not watching.is_called_off(found.run):
         ended = replace(ended, watched=True)
     if ended.watched and not (words := still_there(found.run)):
@@ -100,7 +102,13 @@ def still_there(run: str) -> str:
     return f"run {run} is still {who}; end that process" if who else ""
 
 
-def end_everywhere(found: Found, grace: float, others: Sequence[Host] = (), again: str = "") -> Ended:
+def end_everywhere(
+    found: Found,
+    grace: float,
+    others: Sequence[Host] = (),
+    again: str = "",
+    since: float | None = None,
+) -> Ended:
     """End the run, and have nobody start it again by itself. Hosts that only an earlier attempt was on are
     told as well, and so are `others` that may be about to start it; of them it is told what they had, and who
     may still have something. Who does so to start it `again` is not called off by that."""
@@ -111,7 +119,7 @@ def end_everywhere(found: Found, grace: float, others: Sequence[Host] = (), agai
         record = history.read(found.run) if found.from_here else None
         found = runs.found_of(record) if record else found  # somebody may just have started it once more
         agents = agents_for((*others, *found.former, *found.hosts), pool())
-        results = runs.stop(agents, found.run, grace, attempt=found.attempt, again=again)
+        results = runs.stop(agents, found.run, grace, attempt=found.attempt, again=again, since=since)
         failed = [name for name, answer in results.items() if isinstance(answer, RingctlError)]
         ended = [name for name, answer in results.items() if isinstance(answer, dict) and not answer["left"]]
         history.note_ended(found.run, ended)

@@ -41,10 +41,16 @@ def command_tell(request: dict[str, Any]) -> dict[str, Any]:
     state = read_state(run)
     if state is not None and state["state"] not in FINAL and int(state["attempt"]) == attempt:
         try:
-            leave_word(run_folder(run), attempt, float(request["grace"]), "stopped", str(request["again"]))
+            grace, age = float(request["grace"]), age_of(request)
+            leave_word(run_folder(run), attempt, grace, "stopped", str(request["again"]), age)
         except OSError:
             pass  # a full disk: `stop` ends it all the same
     return {}
+
+
+def age_of(request: dict[str, Any]) -> float:
+    """For how many seconds somebody has wanted it; an older ringctl does not say."""
+    return float(request.get("age") or 0.0)
 
 
 class Wanted:
@@ -54,11 +60,12 @@ class Wanted:
         self.run, self.grace = str(request["run"]), float(request.get("grace", 5.0))
         self.reason, self.attempt = str(request.get("reason") or "stopped"), int(request.get("attempt") or 1)
         self.folder, self.again = run_folder(self.run), str(request.get("again") or "")
+        self.age = age_of(request)
         # None: also whatever later attempt there is
         self.upto = self.attempt if request.get("exact") else None
 
     def leave_word(self, attempt: int) -> None:
-        leave_word(self.folder, attempt, self.grace, self.reason, self.again)
+        leave_word(self.folder, attempt, self.grace, self.reason, self.again, self.age)
 
     def is_later(self, state: dict[str, Any]) -> bool:
         """What runs here is not what was to be ended."""

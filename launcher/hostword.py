@@ -28,10 +28,13 @@ MOST_PATIENT = 1e9  # seconds; what is more is no grace, nor what is not a numbe
 STOPPED_EARLY = "it was stopped while it was starting"  # the controller knows these words
 
 
-def leave_word(folder: str, attempt: int, grace: float, reason: str, again: str = "") -> None:
+def leave_word(
+    folder: str, attempt: int, grace: float, reason: str, again: str = "", age: float = 0.0
+) -> None:
     """Write down for the supervisor, and for all times, that this attempt and those before it are to end. Of
     several who ask at once the least patient counts, and that somebody wants it so. Whoever has announced a
-    start by hand, and is not the one who asks (`again`), does not start it."""
+    start by hand, and is not the one who asks (`again`), does not start it. That it is wanted is so many
+    seconds old."""
     path = os.path.join(folder, STOP)
     lock = lock_file(os.path.join(folder, "lock"), LOCK_S)
     try:
@@ -43,9 +46,8 @@ def leave_word(folder: str, attempt: int, grace: float, reason: str, again: str 
         wanted = max(attempt if reason == "stopped" else 0, stopped_in(before or {}))
         word = {"attempt": attempt, "grace": grace, "reason": "stopped" if wanted else reason}
         off = announced(folder) if reason == "stopped" else ""
-        word.update(
-            wanted=wanted, time=time.time(), off=off if off != again else (before or {}).get("off", "")
-        )
+        off = off if off != again else (before or {}).get("off", "")
+        word.update(wanted=wanted, time=time.time() - age, off=off)
         if before and is_said(word, before):
             return  # which needs no room on a full disk
         try:

@@ -297,27 +297,31 @@ def stop(
     attempt: int = 1,
     exact: bool = False,
     again: str = "",
+    since: float | None = None,
 ) -> dict[str, dict[str, Any] | RingctlError]:
     """End the run on every host: what each one ended, or why it could not be asked. Up to `attempt`, and
     whatever later one a host knows of, unless it is `exact`: what ringctl ends by itself may arrive late. Who
-    ends it to start it `again` does not call that off."""
+    ends it to start it `again` does not call that off. `since` is when somebody wanted it (monotonic): what
+    fails from then on may do so for want of what is ended."""
+    since = time.monotonic() if since is None else since
     everyone = threading.Barrier(min(len(agents), AT_ONCE) or 1)
 
     def work(name: str) -> dict[str, Any]:
         if reason == STOPPED and len(agents) > 1:
-            tell_stop(agents[name], run, grace, attempt, again, everyone)
-        return agents[name].stop(run, grace, reason, attempt, exact=exact, again=again)
+            tell_stop(agents[name], run, grace, attempt, again, everyone, time.monotonic() - since)
+        age = time.monotonic() - since
+        return agents[name].stop(run, grace, reason, attempt, exact=exact, again=again, age=age)
 
     return fan_out(agents, work)
 
 
 def tell_stop(
-    agent: Agent, run: str, grace: float, attempt: int, again: str, everyone: threading.Barrier
+    agent: Agent, run: str, grace: float, attempt: int, again: str, everyone: threading.Barrier, age: float
 ) -> None:
     """Before the first host ends its ranks all know that it is wanted: those of a host that is asked late
     fail for want of the others. Who cannot be told does not keep them waiting."""
     try:
-        agent.tell_stop(run, grace, attempt, TELL_S, again)
+        agent.tell_stop(run, grace, attempt, TELL_S, again, age)
         everyone.wait(TELL_S)
     except threading.BrokenBarrierError:
         pass
