@@ -27,6 +27,8 @@ LAST_LINES = 200
 LONGEST = 2000  # what is kept of a line
 MOMENT_S = 0.5  # later than this is afterwards: metrics are read now and then
 WHILE_S = 3.0  # a program that ends by itself may still say so much longer how it does
+READ_S = 0.1  # apart: metrics are read less often, so what is told closer together was read at once
+LAST_READINGS = 20
 SHOWN_LINES = 20
 OF_TORCH = re.compile(r"^\[[WEF]\d{4} |^terminate called|^\s+what\(\):")  # what its C++ part prints
 GOING_ON = ("waiting", "running", "unknown")
@@ -64,7 +66,7 @@ class Tails:
     def __init__(self) -> None:
         self._err: dict[int, deque[tuple[float, str]]] = {}
         self._out: dict[int, deque[tuple[float, str]]] = {}
-        self._stepped: dict[int, float] = {}  # when each last told of a step,
+        self._stepped: dict[int, deque[float]] = {}  # when steps of each were last read,
         self._spoke: dict[int, float] = {}  # and when it last said anything
         self.stacks: dict[int, Stack] = {}
         self.oom: set[int] = set()
@@ -83,7 +85,9 @@ class Tails:
             self.stacks[event.rank] = Stack.from_event(event.data)
         elif event.kind == "metric" and "step" in event.data:
             self.stacks.pop(event.rank, None)  # it has moved since
-            self._stepped[event.rank] = event.time
+            read = self._stepped.setdefault(event.rank, deque(maxlen=LAST_READINGS))
+            if not read or abs(event.time - read[-1]) >= READ_S:
+                read.append(event.time)
         elif event.kind == "oom":
             self.oom.add(event.rank)
 
@@ -92,12 +96,25 @@ class Tails:
 
     def last_words(self, rank: RankState) -> list[str]:
         """The same without what it went on after, such as a warning: that is not why it ended."""
-        number, killed = rank.rank, by_others(rank)
-        since = self._stepped.get(number, 0.0) - MOMENT_S
-        since = max(since, self._spoke.get(number, 0.0) - (MOMENT_S if killed else WHILE_S))
+        killed = by_others(rank)
+        since = self._spoke.get(rank.rank, 0.0) - (MOMENT_S if killed else WHILE_S)
+        since = max(since, self._last_step(rank) - MOMENT_S)
         if killed:
             since = max(since, (rank.ended or 0.0) - WHILE_S)
-        return [text for time, text in self._said(number) if time >= since or TRAINERS_WORD.match(text)]
+        return [text for time, text in self._said(rank.rank) if time >= since or TRAINERS_WORD.match(text)]
+
+    def since_its_steps(self, rank: RankState) -> list[tuple[float, str]]:
+        """What it said after the last step that it made for sure, and when."""
+        since = self._last_step(rank) - MOMENT_S
+        return [(time, text) for time, text in self._said(rank.rank) if time >= since]
+
+    def _last_step(self, rank: RankState) -> float:
+        """When the last step was read that it made about then. What is only read at the end of a program that
+        ends by itself may be from any time before: a file is written to the disk when it is closed."""
+        read = list(self._stepped.get(rank.rank, ()))
+        if not rank.signal and rank.ended is not None:
+            read = [time for time in read if time < rank.ended - MOMENT_S]
+        return read[-1] if read else 0.0
 
     def _said(self, rank: int) -> Iterable[tuple[float, str]]:
         return self._err.get(rank) or self._out.get(rank) or ()
@@ -134,6 +151,7 @@ def first_failure(
     failed = [rank for rank in state.ranks.values() if rank.state == "failed"]
     if failed:
         verdicts = [explain(rank, tails, one_host) for rank in failed]
+        verdicts = [of_earlier_words(verdict, state, tails, away or {}, one_host) for verdict in verdicts]
         verdicts.sort(key=lambda verdict: verdict.order)
         row = verdicts[0].row
         if row is None and (cause := of_fallen_host(state, verdicts[0])):
@@ -291,6 +309,45 @@ def row_of(rank: RankState, lines: Sequence[str], report: Sequence[str], one_hos
         before = find([line for line in lines if OF_TORCH.match(line)], one_host=one_host)
         row = before if before is not None and before.kind == "cause" else row
     return row
+
+
+def of_earlier_words(
+    verdict: Verdict, state: RunState, tails: Tails, away: Mapping[str, str], one_host: bool
+) -> Verdict:
+    """A program that has lost another rank may say so and then save for long what it has. Such words may also
+    be of something that it went on after, so they count only where they fit what became of another rank."""
+    rank, cause = verdict.rank, verdict.cause
+    if cause.known or rank.signal:
+        return verdict
+    for time, text in tails.since_its_steps(rank):
+        row = find(without_labels([text]), one_host=one_host)
+        if row is not None and row.consequence:
+            why = f"{cause.text} ({row.cause})"
+            told = replace(cause, text=why, fix=in_words(row.fix, rank.host), id=row.id, known=True)
+            found = replace(verdict, cause=told, row=row)
+            if is_borne_out(found, time, state, tails, away):
+                return found
+    return verdict
+
+
+def is_borne_out(
+    verdict: Verdict, said: float, state: RunState, tails: Tails, away: Mapping[str, str]
+) -> bool:
+    """Whether another rank was gone when this one said that it lost one, or hung until it gave up."""
+    others = [r for r in state.ranks.values() if r is not verdict.rank and r.reason != "stopped"]
+    if any(was_gone(other, verdict.rank, said, away) for other in others):
+        return True
+    silent = [other for other in others if other.state in SILENT]
+    return verdict.row is BY_ID["hang"] and hanging(silent, verdict, tails) is not None
+
+
+def was_gone(other: RankState, rank: RankState, said: float, away: Mapping[str, str]) -> bool:
+    """Whether another rank had ended, or was cut off, when this one said so. Its connections end a while
+    before it does."""
+    if other.state in GOING_ON:
+        return other.host in away and (other.seen or 0.0) <= said + MOMENT_S
+    ended = other.ended or 0.0
+    return ended <= (rank.ended or 0.0) and ended <= said + WHILE_S
 
 
 def of_all(verdicts: Sequence[Verdict]) -> Cause:

@@ -28,6 +28,28 @@ def at(time: float, text: str) -> Event:
     return Event("line", time, "r", 1, "h0", 0, {"stream": "err", "text": text})
 
 
+def stack(rank: int, *frames: tuple[str, int, str, str], **more: Any) -> Event:
+    return Event("stack", 1.0, "r", 1, f"h{rank}", rank, {"frames": frames, "state": "S", **more})
+
+
+WAITING = (
+    ("/x/site-packages/torch/distributed/c10d.py", 3, "all_reduce", "work.wait()"),
+    ("/t.py", 9, "main", "sync(x)"),
+)
+SLEEPING = (("/t.py", 5, "load", "time.sleep(600)"), ("/t.py", 9, "main", "load()"))
+IN_BACKWARD = (
+    ("/x/site-packages/torch/autograd/graph.py", 3, "_engine_run_backward", "return"),
+    ("/t.py", 7, "main", ""),
+)
+
+
+def seen(*events: Event) -> Tails:
+    tails = Tails()
+    for event in events:
+        tails.add(event)
+    return tails
+
+
 def failed(rank: int, ended: float, **more: Any) -> RankState:
     return RankState(rank, f"h{rank}", **{"state": "failed", "exit_code": 1, "ended": ended, **more})
 
@@ -232,6 +254,7 @@ def test_a_warning_long_before_the_end_is_not_why_a_rank_was_killed_or_gave_up(
         (SEGFAULT, [at(19.0, "OpenBLAS: pthread_create failed"), at(19.2, "OpenBLAS: ...")], "threads"),
         ({"exit_code": -6, "signal": "SIGABRT"}, [at(10.0, "what():  std::bad_alloc")], "oom"),
         ({}, [Event("metric", 10.3, "r", 1, "h0", 0, {"step": 8}), at(10.0, "ENOSPC")], "disk"),
+        ({}, [at(18.0, "ENOSPC"), Event("metric", 19.9, "r", 1, "h0", 0, {"step": 8})], "disk"),
     ],
 )
 def test_what_a_rank_said_in_the_end_is_why(ending: dict[str, Any], said: list[Event], id_: str) -> None:
@@ -239,6 +262,74 @@ def test_what_a_rank_said_in_the_end_is_why(ending: dict[str, Any], said: list[E
     cause = first_failure(run_of(failed(0, ended=20.0, **ending)), seen(*said))
     assert cause is not None
     assert cause.id == id_
+
+
+LOST = "ERROR:root:training failed: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:27"
+GAVE_UP = "ERROR:root:training failed: [/gloo/unbound_buffer.cc:81] Timed out waiting 60000ms for recv"
+
+
+def told(rank: int, *times: float) -> list[Event]:
+    return [Event("metric", time, "r", 1, f"h{rank}", rank, {"step": n}) for n, time in enumerate(times)]
+
+
+def after_words(words: str, other: RankState, *more: Event, **ending: Any) -> Cause:
+    """Of a run whose rank 0 said this at 10.0, had something else to do and ended at 20.0; h2 is away."""
+    said = sorted([at(10.0, words), at(19.0, "INFO:root:saved a checkpoint"), *more], key=lambda e: e.time)
+    run = run_of(failed(0, ended=20.0, **ending), other)
+    cause = first_failure(run, seen(*said), {"h2": "h2: no answer"})
+    assert cause is not None
+    return cause
+
+
+EARLY = RankState(1, "h1", "succeeded", exit_code=0, ended=9.9)
+AWAY = RankState(2, "h2", "unknown", seen=9.5)
+ENDED = RankState(1, "h1", "stopped", reason="rank 0 failed", ended=20.5)
+WAITED = "rank 0 on h0 waited for it"
+
+
+@pytest.mark.parametrize(
+    ("words", "other", "more", "id_"),
+    [
+        (LOST, EARLY, [], "uneven"),
+        (LOST, replace(EARLY, ended=12.0), [], "uneven"),
+        (LOST, AWAY, [], "host_gone"),
+        (GAVE_UP, AWAY, [], "host_gone"),
+        (LOST, AWAY, told(0, 8.0, 9.0, 9.8), "host_gone"),
+        (LOST, AWAY, told(0, *(19.8 + n / 1000 for n in range(300))), "host_gone"),
+        (LOST, AWAY, [at(2.0, "No space left on device")], "host_gone"),
+        (GAVE_UP, ENDED, [stack(1, *SLEEPING)], "hang"),
+    ],
+)
+def test_a_rank_that_said_whom_it_lost_and_then_saved_for_long_is_not_to_blame(
+    words: str, other: RankState, more: list[Event], id_: str
+) -> None:
+    cause = after_words(words, other, *more)
+    assert (cause.rank, cause.id) == (other.rank, id_)
+    assert cause.text.endswith(WAITED)
+
+
+@pytest.mark.parametrize(
+    ("words", "other", "more", "ending"),
+    [
+        (LOST, ENDED, [], {}),  # nobody had ended
+        (LOST, ENDED, [stack(1, *SLEEPING)], {}),
+        (LOST, replace(EARLY, ended=15.0), [], {}),
+        (LOST, replace(AWAY, seen=15.0), [], {}),
+        (LOST, EARLY, told(0, 9.0, 11.0), {}),
+        (LOST, EARLY, told(0, 9.0, *(19.0 + n / 5 for n in range(6))), {}),
+        ("ConnectionResetError: [Errno 104] Connection reset by peer", EARLY, [], {}),
+        ("urllib3: Connection reset by peer; retrying", AWAY, [], {}),
+        ("CUDA out of memory; retrying with less", AWAY, [], {}),
+        (LOST, AWAY, [], {"exit_code": -9, "signal": "SIGKILL"}),
+        (LOST, AWAY, told(0, 19.9), {"exit_code": -6, "signal": "SIGABRT"}),
+    ],
+)
+def test_a_rank_that_warned_and_went_on_is_not_excused_by_another(
+    words: str, other: RankState, more: list[Event], ending: dict[str, Any]
+) -> None:
+    cause = after_words(words, other, *more, **ending)
+    assert cause.rank == 0
+    assert "another rank" not in cause.text
 
 
 def test_what_led_to_an_exception_counts_as_part_of_it() -> None:
@@ -401,28 +492,6 @@ def test_a_port_that_is_taken_comes_before_what_it_leads_to() -> None:
 
 
 # --- Ranks that wait -----------------------------------------------------------------------------
-
-
-def stack(rank: int, *frames: tuple[str, int, str, str], **more: Any) -> Event:
-    return Event("stack", 1.0, "r", 1, f"h{rank}", rank, {"frames": frames, "state": "S", **more})
-
-
-WAITING = (
-    ("/x/site-packages/torch/distributed/c10d.py", 3, "all_reduce", "work.wait()"),
-    ("/t.py", 9, "main", "sync(x)"),
-)
-SLEEPING = (("/t.py", 5, "load", "time.sleep(600)"), ("/t.py", 9, "main", "load()"))
-IN_BACKWARD = (
-    ("/x/site-packages/torch/autograd/graph.py", 3, "_engine_run_backward", "return"),
-    ("/t.py", 7, "main", ""),
-)
-
-
-def seen(*events: Event) -> Tails:
-    tails = Tails()
-    for event in events:
-        tails.add(event)
-    return tails
 
 
 def running(rank: int, **more: Any) -> RankState:

@@ -261,6 +261,32 @@ def test_a_port_that_is_taken_after_the_start_is_told() -> None:
     assert "--master-port" in cause.fix
 
 
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("late", ["metrics.close()", "logging.info('saved it')"])
+def test_a_rank_that_says_whom_it_lost_and_ends_later_is_not_named(
+    late: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether its metrics come when their file is closed, or it still has something to say."""
+    monkeypatch.setattr("launcher.diagnose.WHILE_S", 0.5)
+    body = f"""
+    import logging
+    logging.basicConfig(level=logging.INFO)
+    metrics = open(os.environ["RINGCTL_METRICS"], "a")
+    join()
+    try:
+        for number in range(3 if rank == 1 else 5):
+            step(number)
+    except RuntimeError as error:
+        logging.error("training failed: %s", error)
+        time.sleep(1)  # an emergency checkpoint
+        {late}
+        os._exit(1)
+    """
+    cause = failure_together(body)
+    assert (cause.rank, cause.id) == (1, "uneven")
+    assert cause.text.endswith("rank 0 on localhost waited for it")
+
+
 @produces("ranks")
 @pytest.mark.usefixtures("folder")
 def test_a_rank_that_never_comes_is_named() -> None:

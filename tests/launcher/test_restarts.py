@@ -32,13 +32,13 @@ from launcher import (
     watching,
 )
 from launcher.agent import Agent, agents_for
-from launcher.diagnose import Cause, first_failure
+from launcher.diagnose import Cause, Tails, first_failure
 from launcher.errors import HostError, RingctlError, StoppedEarly
 from launcher.hostproc import carriers
 from launcher.hostword import KILLED, TOLD_TO_END
 from launcher.leftovers import Ending, Leftovers, end_before
 from launcher.logs import EVERYTHING
-from launcher.model import Host, Inventory, Plan, RankState, RankStatus, RunState, RunStatus
+from launcher.model import Event, Host, Inventory, Plan, RankState, RankStatus, RunState, RunStatus
 from launcher.plan import STARTS_S, LaunchOptions, kept_after_failure, restart_delay
 from launcher.runs import Found, found_of
 from launcher.transport import Pool
@@ -158,6 +158,16 @@ def test_a_host_that_was_lost_twice_says_nothing_about_the_program(step: int | N
     for cause in (lost, peer):
         failures = [restarts.failure_of(ended_by(cause, "failed", "unknown", step=step))] * 2
         assert not restarts.why_not_again(OPTIONS, failures)
+
+
+def test_a_host_that_was_lost_twice_says_nothing_though_another_then_saved_for_long() -> None:
+    tails = Tails()
+    for moment, words in ((10.0, "gloo: Connection closed by peer [10.0.0.2]:7431"), (15.0, "saved it")):
+        tails.add(Event("line", moment, "r", 1, "s0", 0, {"stream": "err", "text": words}))
+    failed = RankState(0, "s0", state="failed", exit_code=1, ended=15.1)
+    state = RunState("r", "", 1, 2, "lost", {0: failed, 1: RankState(1, "s1", state="unknown")})
+    outcome = Outcome(state, first_failure(state, tails, {"s1": "s1: no answer"}))
+    assert not restarts.why_not_again(OPTIONS, [restarts.failure_of(outcome)] * 2)
 
 
 @pytest.mark.parametrize("why", [KILLED, TOLD_TO_END, "the log cannot be written: Input/output error"])
