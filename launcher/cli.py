@@ -54,13 +54,16 @@ if TYPE_CHECKING:
     from launcher.agent import Agent
     from launcher.ask import Asked
     from launcher.model import Plan
-    from launcher.output import Output
+    from launcher.output import Output, Regardless
     from launcher.render import RunScreen
     from launcher.runs import Found
-    from launcher.watching import Again
+    from launcher.watch import Interrupts
+    from launcher.watching import Again, Keeper
 
 
 LATELY = 20  # runs that ps shows
+UNREAD = "nobody reads this any more"
+FULL = "what ringctl prints goes to a disk that is full"
 FOLLOWING = ("launch", "restart", "submit", "bench")  # a run that they have started
 
 
@@ -119,7 +122,7 @@ def was_interrupted(error: BaseException | None) -> bool:
 def refusal(error: OSError) -> str:
     """What this machine would not do, where nobody has expected that."""
     if error.errno == errno.ENOSPC:
-        return "what ringctl prints goes to a disk that is full; a run that was started goes on"
+        return f"{FULL}; a run that was started goes on"
     where = f"{error.filename}: " if error.filename else ""
     return f"this machine refuses: {where}{error.strerror or error}"
 
@@ -145,7 +148,7 @@ class Commands(click.Group):
                 return 130
             if context.invoked_subcommand not in FOLLOWING:
                 return 0
-            click.echo("nobody reads this any more; a run that was started goes on", err=True)
+            click.echo(f"{UNREAD}; a run that was started goes on", err=True)
             return 1  # it has not seen how that ends
 
 
@@ -253,12 +256,14 @@ def launch_and_watch(
     as_json: bool,
     screen_on: Callable[[Output], RunScreen] | None = None,
     again: Again | None = None,
+    regardless: Regardless | None = None,
 ) -> int:
     """Start the run and, unless it is to go on by itself, show it to its end; the exit code. With `again` it
-    is one that is to have another attempt, which nobody else may give it meanwhile."""
+    is one that is to have another attempt, which nobody else may give it meanwhile, and which begins
+    `regardless` of who reads."""
     from dataclasses import replace
 
-    from launcher import attempts, fold, redact, render, run, watch, watching
+    from launcher import attempts, fold, redact, render, watch, watching
 
     pool().hidden = redact.to_look_for(asked.options.secrets)
     interrupts = watch.Interrupts()
@@ -270,16 +275,15 @@ def launch_and_watch(
         with watching.Keeper(watches=watches, again=again) as keeper:
             if again:
                 refuse_late(asked, again.run)
-            try:
-                plan, agents = run.launch(asked, pool(), screen, interrupts, begin=keeper.begin)
-            except BaseException:  # also what this machine refuses: who is told that it failed has it fail
-                keeper.give_back()
-                raise
+            plan, agents = begun(asked, screen, interrupts, keeper)
             if again:
                 again.started()
             if detach and not interrupts.count:
-                show_detached(plan, keeper.hand_over(), as_json, again=asked.options.max_restarts > 0)
+                watcher = keeper.hand_over()
+                shown.catch_up(regardless)
+                show_detached(plan, watcher, as_json, again=asked.options.max_restarts > 0)
                 return 0
+            shown.catch_up(regardless)
             asked = replace(asked, options=replace(asked.options, run=plan.run))
             with screen:
                 outcome = attempts.see_through(asked, plan, agents, screen, interrupts, pool(), keeper.book)
@@ -292,6 +296,31 @@ def launch_and_watch(
     screen.finish(outcome)
     late = outcome.state.state == "succeeded"  # before anybody could stop it
     return 130 if interrupts.count and not late else fold.exit_code(outcome.state)
+
+
+def begun(
+    asked: Asked, screen: RunScreen, interrupts: Interrupts, keeper: Keeper
+) -> tuple[Plan, dict[str, Agent]]:
+    """The run, started; one that was not is nobody's to watch."""
+    from launcher import run
+
+    try:
+        return run.launch(asked, pool(), screen, interrupts, begin=keeper.begin)
+    except BaseException as error:  # also what this machine refuses: who is told that it failed has it fail
+        keeper.give_back()
+        refuse_unshown(error)
+        raise
+
+
+def refuse_unshown(error: BaseException) -> None:
+    """Who cannot be shown that a run begins has none started, and is told so."""
+    if was_interrupted(error):
+        return
+    if isinstance(error, BrokenPipeError):
+        output.drop_unread()
+        raise RingctlError(f"{UNREAD}; nothing was started") from None
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        raise RingctlError(f"{FULL}; nothing was started") from None
 
 
 def has_leftovers(run: str) -> bool:

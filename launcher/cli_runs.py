@@ -168,11 +168,15 @@ def restart(run: str, world: int | None, grow: bool, i_know: bool, detach: bool,
     On the hosts of its last attempt, unless --world or --grow says otherwise. If it still runs it is stopped
     first. `logs --previous` shows the attempt before.
     """
-    from launcher import cli, watching
+    from launcher import cli, output, watching
 
     if world is not None and grow:
         raise InputError("--grow means as many ranks as it was launched with; leave out --world")
-    with watching.Again(known_here(run)) as again, contextlib.ExitStack() as afterwards:
+    with (
+        watching.Again(known_here(run)) as again,
+        output.Regardless() as regardless,  # what was ended for it is not left so because nobody reads that
+        contextlib.ExitStack() as afterwards,
+    ):
         with telling("nothing was touched"):
             unannounced = announce(again)
             asked, found = asked_again(again.run, world, grow, i_know)
@@ -187,7 +191,9 @@ def restart(run: str, world: int | None, grow: bool, i_know: bool, detach: bool,
                 end_before(found, asked, again)
             asked, found = asked_again(found.run, world, grow, i_know)
         asked = replace(asked, again=again.token)
-        return cli.launch_and_watch(asked, preflight=True, detach=detach, as_json=as_json, again=again)
+        return cli.launch_and_watch(
+            asked, preflight=True, detach=detach, as_json=as_json, again=again, regardless=regardless
+        )
 
 
 def announce(again: Again) -> dict[str, RingctlError]:

@@ -4,17 +4,23 @@ that is no reason to act on Ctrl-C any later, or not at all."""
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import os
 import select
 import sys
 import time
 from collections.abc import Callable
-from typing import Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 PIECE = select.PIPE_BUF  # so much goes at once into a pipe that has any room
 LOOK_S = 0.1  # how often it is looked for Ctrl-C while there is none
 UNREAD_S = 5.0  # after Ctrl-C, whoever takes nothing for so long is not waited for
 GONE_S = 0.3  # Ctrl-C ends all of a pipeline, and that its reader is gone may be known before that it came
+UNWRITTEN = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO)  # the last of a terminal that is gone
 BROKEN = select.POLLERR | select.POLLHUP | select.POLLNVAL
 UNSHOWN = "nobody reads this any more; Ctrl-C stops the run all the same, and the rest is not shown"
 
@@ -75,14 +81,26 @@ class Output:
                 continue
             waits_since = None
             try:
-                del rest[: os.write(descriptor, rest[:PIECE])]
-            except BlockingIOError:  # somebody has made it so for all who share it
-                time.sleep(LOOK_S)
+                written = write_some(stream, rest[:PIECE])
             except BrokenPipeError:
                 rest.clear()
                 if not self._was_interrupted():
                     raise
                 self._give_up()
+                continue
+            if written is None:  # somebody has made it so, for all who share it, that none waits for room
+                time.sleep(LOOK_S)
+            else:
+                del rest[:written]
+
+    def catch_up(self, meanwhile: Regardless | None) -> None:
+        """What could not be written `meanwhile` is from here on as if it were so only now."""
+        error = meanwhile.end() if meanwhile else None
+        if error is None:
+            return
+        if not self._was_interrupted():
+            raise error
+        self._give_up()
 
     def _look(self) -> None:
         self.interrupts.act()
@@ -102,6 +120,63 @@ class Output:
     def _give_up(self) -> None:
         drop_unread()
         self.hint(UNSHOWN)
+
+
+class Regardless:
+    """From here to its `end`, nothing is kept from going on by whoever reads stdout or stderr, or by their
+    disk: what cannot be written there is dropped."""
+
+    def __init__(self) -> None:
+        self.lost: OSError | None = None  # why, the first time
+        self._streams = contextlib.ExitStack()
+
+    def __enter__(self) -> Regardless:
+        with contextlib.ExitStack() as failing:
+            for stream, redirect in (
+                (sys.stdout, contextlib.redirect_stdout),
+                (sys.stderr, contextlib.redirect_stderr),
+            ):
+                descriptor = descriptor_of(stream)
+                if descriptor is not None:
+                    stream.flush()
+                    file = io.BufferedWriter(Dropping(descriptor, self))
+                    text = io.TextIOWrapper(file, stream.encoding, stream.errors, line_buffering=True)
+                    failing.enter_context(redirect(text))
+                    failing.callback(text.flush)
+            self._streams = failing.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._streams.close()
+
+    def end(self) -> OSError | None:
+        """Why something was dropped, which is for the caller to tell."""
+        self._streams.close()
+        return self.lost
+
+
+class Dropping(io.FileIO):
+    """One of our own descriptors: what it does not take goes nowhere, from then on all."""
+
+    def __init__(self, descriptor: int, told: Regardless) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self._told = told
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in UNWRITTEN:
+                raise
+            self._told.lost = self._told.lost or error
+            drop(self.fileno())
+            return memoryview(data).nbytes
+
+
+def write_some(stream: TextIO, data: bytes | bytearray) -> int | None:
+    """How much its file takes at once, without Python's buffer; None while it would have to wait."""
+    taken: int | None = getattr(stream.buffer, "raw", stream.buffer).write(data)
+    return taken
 
 
 def descriptor_of(stream: TextIO) -> int | None:
@@ -138,7 +213,12 @@ def drop_unread() -> None:
     for stream in (sys.stdout, sys.stderr):
         descriptor = descriptor_of(stream)
         if descriptor is not None and not takes(stream):
-            with contextlib.suppress(OSError):  # no descriptor to be had: then as it is
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, descriptor)
-                os.close(nowhere)
+            drop(descriptor)
+
+
+def drop(descriptor: int) -> None:
+    """All that goes there goes nowhere from now on."""
+    with contextlib.suppress(OSError):  # no descriptor to be had: then as it is
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)

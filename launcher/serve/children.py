@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from launcher.cli_runs import stopped_line
 from launcher.errors import RingctlError
@@ -99,29 +100,47 @@ def alone(
     if not hands.acquire(timeout=30.0):
         raise Refused(429, "the service is busy with other requests", "try again in a moment")
     try:
-        with subprocess.Popen(
-            [sys.executable, "-c", WATCHER, "--no-input", *args],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            cwd=folder,
-            pass_fds=[held.descriptor] if held and held.descriptor is not None else [],
-        ) as process:
-            return waited_for(process, args[0], seconds, held)
+        with (
+            outlets(args[0]) as files,
+            subprocess.Popen(
+                [sys.executable, "-c", WATCHER, "--no-input", *args],
+                stdin=subprocess.DEVNULL,
+                stdout=files[0] if files else subprocess.PIPE,
+                stderr=files[1] if files else subprocess.PIPE,
+                start_new_session=True,
+                cwd=folder,
+                pass_fds=[held.descriptor] if held and held.descriptor is not None else [],
+            ) as process,
+        ):
+            return waited_for(process, args[0], seconds, held, files)
     finally:
         hands.release()
 
 
+@contextlib.contextmanager
+def outlets(what: str) -> Iterator[Sequence[BinaryIO]]:
+    """What changes something writes into files, which are there also if we are not any more, and have room on
+    a full disk, too. What only looks is to end with whoever reads its pipes: none for that."""
+    if what in LOOKING:
+        yield ()
+        return
+    with os.fdopen(os.memfd_create("out"), "rb") as out, os.fdopen(os.memfd_create("err"), "rb") as err:
+        yield out, err
+
+
 def waited_for(
-    process: subprocess.Popen[bytes], what: str, seconds: float, held: Reservation | None = None
+    process: subprocess.Popen[bytes],
+    what: str,
+    seconds: float,
+    held: Reservation | None = None,
+    files: Sequence[BinaryIO] = (),
 ) -> Done:
     if what in LOOKING:
         looks.add(process)
     try:
         if held:
             held.begun(process)
-        out, err = process.communicate(timeout=seconds)
+        printed = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         if what not in LOOKING:
             interrupt(process)
@@ -130,7 +149,15 @@ def waited_for(
         looks.discard(process)
         if process.returncode is None:
             process.kill()
-    return Done(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
+    if files:
+        printed = content(files[0]), content(files[1])
+    out, err = (data.decode(errors="replace") for data in printed)
+    return Done(process.returncode, out, err)
+
+
+def content(file: BinaryIO) -> bytes:
+    """All of it; where it is at is shared with whoever wrote it."""
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
 
 
 def interrupt(process: subprocess.Popen[bytes]) -> None:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tests.conftest import pause
 from tests.launcher import warm
@@ -39,6 +39,13 @@ def start(*args: str, **options: Any) -> subprocess.Popen[str]:
     """Start it, with its output in pipes."""
     pipe = subprocess.PIPE
     return subprocess.Popen([*RINGCTL, *args], stdout=pipe, stderr=pipe, text=True, **options)
+
+
+def unread_pipe() -> BinaryIO:
+    """Whose reader has left."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    return os.fdopen(writes, "wb")
 
 
 def launch(

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from launcher import history
+from launcher import cli, history
 from launcher.model import Plan, from_json, to_json
 from launcher.output import UNREAD_S
 from tests.launcher.ringctl import (
@@ -33,6 +33,7 @@ from tests.launcher.ringctl import (
     run_folder,
     start,
     state,
+    unread_pipe,
     wait_for,
     wait_until_final,
 )
@@ -155,6 +156,16 @@ def test_whoever_sees_no_more_of_a_restart_is_told_what_a_launch_tells() -> None
     code = starting.wait(timeout=30)
     ringctl("stop", run)
     assert (code, said) == (1, "nobody reads this any more; a run that was started goes on\n")
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_launch_that_nobody_is_shown_starts_nothing_and_says_so(full: bool) -> None:
+    argv = [*RINGCTL, "launch", "--local", "--world", "1", "--", *TALKS]
+    with open("/dev/full", "wb") if full else unread_pipe() as out:
+        done = subprocess.run(argv, stdout=out, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    said = f"error: {cli.FULL if full else cli.UNREAD}; nothing was started\n"
+    assert (done.returncode, done.stderr) == (1, said)
+    assert json.loads(ringctl("ps", "--json").stdout) == []
 
 
 @pytest.mark.parametrize("one_pipe", [False, True])

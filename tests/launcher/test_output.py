@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 
+import click
 import pytest
 
 from launcher import output
-from launcher.output import Count, Output
+from launcher.errors import RingctlError
+from launcher.output import Count, Output, Regardless
 
 
 @contextlib.contextmanager
@@ -102,3 +104,51 @@ def test_a_reader_who_leaves_without_ctrl_c_is_told_of(tmp_path: Path) -> None:
         reader.close()
         with pytest.raises(BrokenPipeError):
             Output().write(b"x\n")
+
+
+@pytest.mark.parametrize("pressed", [0, 1])
+def test_what_is_to_go_on_regardless_does_and_its_reader_is_missed_at_the_end(
+    tmp_path: Path, pressed: int
+) -> None:
+    interrupts = Count()
+    with a_reader(tmp_path) as reader:
+        reader.close()
+        shown, before = Output(interrupts), (sys.stdout, sys.stderr)
+        with Regardless() as regardless:
+            shown.write(b"x\n")
+            click.echo("x")
+            print("x" * 100_000)
+            click.echo("this is read", err=True)
+            shown.note("this, too")
+            interrupts.count = pressed
+            with contextlib.nullcontext() if pressed else pytest.raises(BrokenPipeError):
+                shown.catch_up(regardless)
+            assert (sys.stdout, sys.stderr) == before
+    said = f"this is read\nthis, too\n{output.UNSHOWN if pressed else ''}"
+    assert (tmp_path / "stderr").read_text().strip() == said.strip()
+
+
+def test_where_all_was_read_nothing_is_missed(tmp_path: Path) -> None:
+    with a_reader(tmp_path) as reader:
+        with Regardless() as regardless:
+            print("first", end=" ")
+            Output().write(b"second\n")
+            print("third", end="\n")
+            Output().catch_up(regardless)
+        Output().write(b"fourth\n")
+        assert reader.read(100) == b"first second\nthird\nfourth\n"
+
+
+def test_why_something_fails_is_not_hidden_by_a_reader_who_has_left(tmp_path: Path) -> None:
+    regardless = Regardless()
+    with a_reader(tmp_path) as reader:
+        reader.close()
+        with pytest.raises(RingctlError, match="no room"):
+            say_and_fail(regardless)
+    assert isinstance(regardless.lost, BrokenPipeError)
+
+
+def say_and_fail(regardless: Regardless) -> None:
+    with regardless:
+        print("x", flush=True)
+        raise RingctlError("no room")

@@ -54,6 +54,7 @@ from tests.launcher.ringctl import (
     run_folder,
     start,
     state,
+    unread_pipe,
     wait_for,
 )
 
@@ -707,6 +708,26 @@ def test_a_restart_that_is_interrupted_says_what_it_has_ended(capsys: pytest.Cap
     with cli_runs.telling_what_ended(found, again):
         pass
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("where", "options"),
+    [("stdout", []), ("both", ["--detach"]), ("full disk", []), ("full disk", ["--detach"])],
+)
+def test_an_attempt_that_was_ended_for_the_next_is_followed_by_it_whoever_reads(
+    where: str, options: list[str]
+) -> None:
+    run = detach(["sleep", "1000"], world=1, options=["--no-prefork"])
+    with open("/dev/full", "wb") if where == "full disk" else unread_pipe() as out:
+        err = out if where == "both" else subprocess.PIPE
+        argv = [*RINGCTL, "restart", run, *options]
+        done = subprocess.run(argv, stdout=out, stderr=err, text=True, timeout=60, check=False)
+    now = state(run)
+    ringctl("stop", run, "--grace", "0")
+    assert (now["attempt"], now["state"]) == (2, "running"), done
+    why = {"stdout": cli.UNREAD, "both": "", "full disk": f"error: {cli.FULL}"}[where]
+    said = f"{why}; a run that was started goes on\n" if why else None
+    assert (done.returncode, done.stderr) == (1, said)
 
 
 @pytest.mark.parametrize("options", [[], ["--max-restarts", "3"]], ids=["alone", "watched"])

@@ -28,7 +28,7 @@ from launcher.model import Host
 from launcher.queued import Submission
 from launcher.serve import children, keeper, reserving
 from launcher.serve.children import Done
-from tests.launcher.ringctl import RINGCTL, detach, events, lines, ringctl, run_folder, wait_for
+from tests.launcher.ringctl import RINGCTL, detach, events, lines, ringctl, run_folder, state, wait_for
 from tests.launcher.serve.service import Service, serving, slow, stopped
 
 HELD = """
@@ -387,6 +387,25 @@ def test_a_run_that_is_being_started_again_keeps_its_slots_whoever_asks_or_is_ki
         assert (service.row(run)["attempt"], service.row(run)["state"]) == (2, "succeeded")
         assert started > service.row(run)["ended"]
         assert list(reserving.folder().iterdir()) == []
+
+
+def test_a_restart_is_brought_to_its_end_whatever_it_has_to_say_when_the_service_is_killed(
+    tmp_path: Path,
+) -> None:
+    go = tmp_path / "go"
+    talks = "print('a word on stderr', file=sys.stderr, flush=True); print('and one here', flush=True); "
+    before = f"{slow('restart', go)}\nc.WATCHER = c.WATCHER.replace('del sys', {talks + 'del sys'!r})"
+    with serving(before=before) as service, ThreadPoolExecutor() as pool:
+        run = service.submit("sleep", "1000", prefork=False)
+        service.wait_for_state(run, "running")
+        asked = pool.submit(service.raw, "POST", f"/api/runs/{run}/restart", b"{}")
+        wait_for(lambda: list(tmp_path.glob("go?*")), "the restart")
+        service.kill()
+        assert isinstance(asked.exception(timeout=30), OSError | http.client.HTTPException)
+        go.touch()
+        wait_for(lambda: not processes("restart", run), "its end")
+        assert (state(run)["attempt"], state(run)["state"]) == (2, "running")
+        service.start()
 
 
 def test_a_restart_is_interrupted_also_by_a_service_that_has_not_begun_it() -> None:
