@@ -19,6 +19,8 @@ from launcher import fold, history
 from launcher.agent import agents_for
 from launcher.run import start_request
 from launcher.transport import Pool
+from tests.conftest import eventually
+from tests.launcher import hosts
 from tests.launcher.hosts import HOME, OURS, Hosts, inventory
 from tests.launcher.ringctl import RINGCTL, ringctl, run_folder, wait_for
 
@@ -105,6 +107,8 @@ def test_what_a_host_has_of_an_earlier_attempt_explains_nothing_of_the_newest(cl
     inventory(cluster, only=("server1", "server2"))
     program = "[ -e ~/well ] || { echo ValueError: of the first >&2; exit 3; }"
     ringctl("launch", "--skip-preflight", "--", "sh", "-c", program, code=1)
+    # Supervisors stay until they have heard of each other, and the next start ends that of its host.
+    assert eventually(lambda: not hosts.left_on(cluster), 20.0), hosts.left_on(cluster)
     before = history.recall()[-1]
     run, plan = before.plan.run, replace(before.plan, attempt=2)
     history.remember(plan, before.inventory, before.options)
