@@ -89,10 +89,18 @@ class Agent:
         self.ask("hostd.py", ["again"], {"run": run, "again": again})
 
     def tell_stop(
-        self, run: str, grace: float, attempt: int, timeout: float, again: str = "", age: float = 0.0
+        self,
+        run: str,
+        grace: float,
+        attempt: int,
+        timeout: float,
+        *,
+        exact: bool = False,
+        again: str = "",
+        age: float = 0.0,
     ) -> None:
         """That it is about to be asked to."""
-        request = {"run": run, "grace": grace, "attempt": attempt, "again": again, "age": age}
+        request = {"run": run, "grace": grace, "attempt": attempt, "exact": exact, "again": again, "age": age}
         self.ask("hostd.py", ["tell"], request, timeout=timeout)
 
     def stop(
@@ -107,8 +115,8 @@ class Agent:
         age: float = 0.0,
     ) -> dict[str, Any]:
         """This attempt and those before it; unless it is `exact`, also a later one that the host knows of. It
-        calls off whatever start by hand was announced, but for that of `again`, who ends it for that. It has
-        been wanted for `age` seconds."""
+        calls off whatever start by hand was announced, but for that of `again`, who ends it for that; what is
+        `exact` is ringctl's own, and calls off none. It has been wanted for `age` seconds."""
         request = {"run": run, "grace": grace, "reason": reason, "attempt": attempt, "exact": exact}
         request |= {"again": again, "age": age}
         answer = self.ask("hostd.py", ["stop"], request, timeout=ANSWER_S + grace)

@@ -29,6 +29,7 @@ MOMENT_S = 0.5  # later than this is afterwards: metrics are read now and then
 WHILE_S = 3.0  # a program that ends by itself may still say so much longer how it does
 READ_S = 0.1  # apart: metrics are read less often, so what is told closer together was read at once
 LAST_READINGS = 20
+SAVING_S, FEW_LINES = 60.0, 6  # a program that saves what it has takes no longer for it, and says no more
 SHOWN_LINES = 20
 OF_TORCH = re.compile(r"^\[[WEF]\d{4} |^terminate called|^\s+what\(\):")  # what its C++ part prints
 GOING_ON = ("waiting", "running", "unknown")
@@ -107,6 +108,11 @@ class Tails:
         """What it said after the last step that it made for sure, and when."""
         since = self._last_step(rank) - MOMENT_S
         return [(time, text) for time, text in self._said(rank.rank) if time >= since]
+
+    def lines_after(self, rank: RankState, time: float) -> int:
+        """How much it said after that, wherever."""
+        streams = (self._err.get(rank.rank, ()), self._out.get(rank.rank, ()))
+        return sum(said > time for stream in streams for said, _ in stream)
 
     def _last_step(self, rank: RankState) -> float:
         """When the last step was read that it made about then. What is only read at the end of a program that
@@ -315,11 +321,14 @@ def of_earlier_words(
     verdict: Verdict, state: RunState, tails: Tails, away: Mapping[str, str], one_host: bool
 ) -> Verdict:
     """A program that has lost another rank may say so and then save for long what it has. Such words may also
-    be of something that it went on after, so they count only where they fit what became of another rank."""
+    be of something that it went on after, so they count only if few others came after them, not too late, and
+    where they fit what became of another rank."""
     rank, cause = verdict.rank, verdict.cause
     if cause.known or rank.signal:
         return verdict
     for time, text in tails.since_its_steps(rank):
+        if time < (rank.ended or 0.0) - SAVING_S or tails.lines_after(rank, time) > FEW_LINES:
+            continue
         row = find(without_labels([text]), one_host=one_host)
         if row is not None and row.consequence:
             why = f"{cause.text} ({row.cause})"

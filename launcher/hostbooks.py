@@ -25,7 +25,7 @@ from launcher.hostevents import FINAL_EVENTS, EventLog, log_exit, segment_name, 
 from launcher.hostoutput import keep_last
 from launcher.hostproc import alive, exit_code, signal_name
 from launcher.hostruns import FINAL, is_state
-from launcher.hostword import MAY_BE, TOLD_TO_END, stop_word
+from launcher.hostword import MAY_BE, TOLD_TO_END, age_of, stop_word
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def close_books(
                 keep_last(rank["metric"], known.metrics[rank["rank"]])
             if rank["state"] in ("waiting", "running"):
                 killed = {"state": "stopped", "exit_code": -9, "signal": "SIGKILL", "reason": reason}
-                killed["stopping"] = time.time() - asked["time"] if asked and "time" in asked else None
+                killed["stopping"] = age_of(asked) if asked else None
                 rank.update(told.get(rank["rank"]) or known.end_of(rank, stopped) or killed)
         unwritten = unwritten or int(state.get("unwritten") or 0)
         begun = state["state"] != "starting"

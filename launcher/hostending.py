@@ -7,7 +7,7 @@ import signal
 import time
 
 from launcher.hostprogress import STACK_S
-from launcher.hostword import KILLED, STOP_SIGNAL, TOLD_TO_END, stop_word
+from launcher.hostword import KILLED, STOP_SIGNAL, TOLD_TO_END, age_of, stop_word
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ TICK_S = 0.2  # metrics are looked at this often, and whether something is due
 SETTLE_S = 1.0  # after the first failure the other ranks may fail by themselves this long
 STOP_SETTLE_S = 3.0  # whoever stopped the run on another host has so long to come here, too
 FAILED_GRACE_S = 3.0  # then TERM, and KILL after this
-MOST_AGED_S = 600.0  # a stop that seems to have been wanted for longer was not: a clock was set
 
 
 class Ending:
@@ -92,7 +91,7 @@ class Ending:
         first = not self.reason
         self.asked = True
         if first:  # whoever asks may have wanted it for a while
-            self.since = now - min(max(0.0, time.time() - request.get("time", time.time())), MOST_AGED_S)
+            self.since = now - age_of(request)
         unasked = KILLED if orphaned else "stopped" if number == STOP_SIGNAL else TOLD_TO_END
         self.reason = self.reason or (str(request.get("reason") or "stopped") if request else unasked)
         self.stop_requested = self.reason == "stopped"

@@ -41,8 +41,7 @@ def command_tell(request: dict[str, Any]) -> dict[str, Any]:
     state = read_state(run)
     if state is not None and state["state"] not in FINAL and int(state["attempt"]) == attempt:
         try:
-            grace, age = float(request["grace"]), age_of(request)
-            leave_word(run_folder(run), attempt, grace, "stopped", str(request["again"]), age)
+            Wanted(request).leave_word(attempt)
         except OSError:
             pass  # a full disk: `stop` ends it all the same
     return {}
@@ -65,7 +64,8 @@ class Wanted:
         self.upto = self.attempt if request.get("exact") else None
 
     def leave_word(self, attempt: int) -> None:
-        leave_word(self.folder, attempt, self.grace, self.reason, self.again, self.age)
+        by_hand = self.upto is None
+        leave_word(self.folder, attempt, self.grace, self.reason, self.again, self.age, by_hand)
 
     def is_later(self, state: dict[str, Any]) -> bool:
         """What runs here is not what was to be ended."""

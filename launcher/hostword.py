@@ -24,17 +24,24 @@ STOP = "stop.json"  # in a run's folder: the word
 MAY_BE = -1  # lines of the log that are lost: it is not known whether there are any
 NUMBER = (int, float)
 WORD = {"attempt": (int,), "wanted": (int,), "grace": NUMBER, "time": NUMBER, "reason": (str,), "off": (str,)}
+MOST_AGED_S = 7200.0  # a stop that seems to have been wanted for longer was not
 MOST_PATIENT = 1e9  # seconds; what is more is no grace, nor what is not a number
 STOPPED_EARLY = "it was stopped while it was starting"  # the controller knows these words
 
 
 def leave_word(
-    folder: str, attempt: int, grace: float, reason: str, again: str = "", age: float = 0.0
+    folder: str,
+    attempt: int,
+    grace: float,
+    reason: str,
+    again: str = "",
+    age: float = 0.0,
+    by_hand: bool = True,
 ) -> None:
     """Write down for the supervisor, and for all times, that this attempt and those before it are to end. Of
     several who ask at once the least patient counts, and that somebody wants it so. Whoever has announced a
-    start by hand, and is not the one who asks (`again`), does not start it. That it is wanted is so many
-    seconds old."""
+    start by hand, and is not the one who asks (`again`), does not start it, if it is somebody who asks, and
+    not ringctl by itself. That it is wanted is so many seconds old."""
     path = os.path.join(folder, STOP)
     lock = lock_file(os.path.join(folder, "lock"), LOCK_S)
     try:
@@ -45,7 +52,7 @@ def leave_word(
             before = None  # that was about an attempt which somebody has wanted another one after
         wanted = max(attempt if reason == "stopped" else 0, stopped_in(before or {}))
         word = {"attempt": attempt, "grace": grace, "reason": "stopped" if wanted else reason}
-        off = announced(folder) if reason == "stopped" else ""
+        off = announced(folder) if reason == "stopped" and by_hand else again
         off = off if off != again else (before or {}).get("off", "")
         word.update(wanted=wanted, time=time.time() - age, off=off)
         if before and is_said(word, before):
@@ -70,6 +77,12 @@ def read_word(folder: str) -> dict[str, Any] | None:
         return None
     fits = all(type(word[key]) in kinds for key, kinds in WORD.items() if key in word)
     return word if fits and 0 <= word["grace"] <= MOST_PATIENT else None
+
+
+def age_of(word: dict[str, Any]) -> float:
+    """For how many seconds somebody has wanted that; clocks may have been set since."""
+    now = time.time()
+    return float(min(max(0.0, now - word.get("time", now)), MOST_AGED_S))
 
 
 def is_said(word: dict[str, Any], before: dict[str, Any]) -> bool:

@@ -62,7 +62,7 @@ class Next:
             self.book.note()
             self.add_unfollowed(plan.run, range(attempt + 1, begun[0].attempt))
             if self.book.stopped:  # while it was starting
-                runs.stop(begun[1], plan.run, GRACE_S, attempt=begun[0].attempt)
+                runs.stop(begun[1], plan.run, GRACE_S, attempt=begun[0].attempt, exact=True)
             return begun
 
     def pause_before(self, attempt: int) -> bool:

@@ -74,7 +74,7 @@ class Output:
         waits_since: float | None = None
         while rest:
             self._look()
-            if not is_ready(descriptor, LOOK_S):
+            if not (never_waits(stream) or is_ready(descriptor, LOOK_S)):
                 waits_since = waits_since or time.monotonic()
                 if self._has_waited(waits_since):
                     self._give_up()
@@ -96,11 +96,12 @@ class Output:
     def catch_up(self, meanwhile: Regardless | None) -> None:
         """What could not be written `meanwhile` is from here on as if it were so only now."""
         error = meanwhile.end() if meanwhile else None
-        if error is None:
-            return
-        if not self._was_interrupted():
+        if error is not None and not self._was_interrupted():
             raise error
-        self._give_up()
+        if error is not None:
+            self._give_up()
+        for stream, held in meanwhile.take_held() if meanwhile else ():
+            self._write(stream, held)
 
     def _look(self) -> None:
         self.interrupts.act()
@@ -124,11 +125,12 @@ class Output:
 
 class Regardless:
     """From here to its `end`, nothing is kept from going on by whoever reads stdout or stderr, or by their
-    disk: what cannot be written there is dropped."""
+    disk: what would have to wait for a reader is held until then, and what cannot be written is dropped."""
 
     def __init__(self) -> None:
         self.lost: OSError | None = None  # why, the first time
         self._streams = contextlib.ExitStack()
+        self._files: list[tuple[TextIO, Dropping]] = []
 
     def __enter__(self) -> Regardless:
         with contextlib.ExitStack() as failing:
@@ -139,8 +141,11 @@ class Regardless:
                 descriptor = descriptor_of(stream)
                 if descriptor is not None:
                     stream.flush()
-                    file = io.BufferedWriter(Dropping(descriptor, self))
-                    text = io.TextIOWrapper(file, stream.encoding, stream.errors, line_buffering=True)
+                    file = Dropping(descriptor, self)
+                    self._files.append((stream, file))
+                    text = io.TextIOWrapper(
+                        io.BufferedWriter(file), stream.encoding, stream.errors, line_buffering=True
+                    )
                     failing.enter_context(redirect(text))
                     failing.callback(text.flush)
             self._streams = failing.pop_all()
@@ -148,6 +153,14 @@ class Regardless:
 
     def __exit__(self, *_: object) -> None:
         self._streams.close()
+        for stream, held in self.take_held():
+            with contextlib.suppress(OSError):
+                stream.buffer.write(held)
+                stream.flush()
+
+    def take_held(self) -> list[tuple[TextIO, bytes]]:
+        """What nobody has taken yet, of which stream."""
+        return [(stream, file.take_held()) for stream, file in self._files]
 
     def end(self) -> OSError | None:
         """Why something was dropped, which is for the caller to tell."""
@@ -156,21 +169,35 @@ class Regardless:
 
 
 class Dropping(io.FileIO):
-    """One of our own descriptors: what it does not take goes nowhere, from then on all."""
+    """One of our own descriptors: what it does not take at once is held, and all that comes later behind it;
+    if it never takes any, all goes nowhere."""
 
     def __init__(self, descriptor: int, told: Regardless) -> None:
         super().__init__(descriptor, "w", closefd=False)
         self._told = told
+        self._held = bytearray()
 
     def write(self, data: ReadableBuffer, /) -> int:
+        piece = bytes(data)[:PIECE]
         try:
-            return super().write(data)
+            written = super().write(piece) if not self._held and is_ready(self.fileno(), 0) else None
         except OSError as error:
             if error.errno not in UNWRITTEN:
                 raise
             self._told.lost = self._told.lost or error
             drop(self.fileno())
-            return memoryview(data).nbytes
+            return len(piece)
+        if written is None:
+            self._held += piece
+        return len(piece) if written is None else written
+
+    def take_held(self) -> bytes:
+        held, self._held = bytes(self._held), bytearray()
+        return held
+
+
+def never_waits(stream: TextIO) -> bool:
+    return isinstance(getattr(stream.buffer, "raw", None), Dropping)
 
 
 def write_some(stream: TextIO, data: bytes | bytearray) -> int | None:

@@ -221,12 +221,11 @@ class Attempt:
 
     def has_gap(self, update: Update | None, state: RunState) -> bool:
         """Whether a host has more than it told: it is away, its log is gone or cannot be read, or its ranks
-        have not ended. Of one whose supervisor is gone there is all that there ever will be."""
+        have not ended. Where a supervisor is gone, whoever ends the run there writes down how it ended."""
         if update is None:
             return False
-        unread = update.lost.keys() - update.ended_early
         not_ended = self.state.state not in fold.ENDED and not update.lost
-        return bool(update.away) or not_ended or any(self.was_on(host, state) for host in unread)
+        return bool(update.away) or not_ended or any(self.was_on(host, state) for host in update.lost)
 
     def was_on(self, host: str, state: RunState) -> bool:
         """Whether there was a log of this attempt on a host."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -308,20 +308,23 @@ def stop(
 
     def work(name: str) -> dict[str, Any]:
         if reason == STOPPED and len(agents) > 1:
-            tell_stop(agents[name], run, grace, attempt, again, everyone, time.monotonic() - since)
+            age = time.monotonic() - since
+
+            def tell() -> None:
+                agents[name].tell_stop(run, grace, attempt, TELL_S, exact=exact, again=again, age=age)
+
+            before_the_first_ends(tell, everyone)
         age = time.monotonic() - since
         return agents[name].stop(run, grace, reason, attempt, exact=exact, again=again, age=age)
 
     return fan_out(agents, work)
 
 
-def tell_stop(
-    agent: Agent, run: str, grace: float, attempt: int, again: str, everyone: threading.Barrier, age: float
-) -> None:
+def before_the_first_ends(tell: Callable[[], None], everyone: threading.Barrier) -> None:
     """Before the first host ends its ranks all know that it is wanted: those of a host that is asked late
     fail for want of the others. Who cannot be told does not keep them waiting."""
     try:
-        agent.tell_stop(run, grace, attempt, TELL_S, again, age)
+        tell()
         everyone.wait(TELL_S)
     except threading.BrokenBarrierError:
         pass

@@ -30,6 +30,7 @@ from launcher import (
     hostproc,
     hostruns,
     hoststart,
+    hoststop,
     hoststore,
     hostwarden,
     hostword,
@@ -280,6 +281,30 @@ def lines_of(folder: Path) -> list[Any]:
     return [json.loads(line) for path in paths for line in path.read_bytes().split(b"\n")[:-1]]
 
 
+@pytest.mark.parametrize(("exact", "off"), [(True, ""), (False, "token")])
+def test_only_what_somebody_wants_stopped_calls_off_a_start_by_hand(
+    folder: Path, exact: bool, off: str
+) -> None:
+    """What an automatic start undoes, because a restart has ended the attempt before, is none of that."""
+    place = folder / "runs" / RUN
+    place.mkdir(parents=True)
+    hostword.command_again({"run": RUN, "again": "token"})
+    hoststop.Wanted({"run": RUN, "attempt": 1, "exact": exact}).leave_word(1)
+    word = hostword.read_word(str(place))
+    assert word is not None
+    assert word["off"] == off
+
+
+def test_a_clock_that_was_set_back_makes_no_time_of_a_stop_that_is_none(folder: Path) -> None:
+    folder.mkdir()
+    a_run_whose_supervisor_died(folder)
+    hostword.leave_word(str(folder), 1, 5.0, "stopped", age=-100.0)
+    hostbooks.close_books(str(folder), hostword.KILLED)
+    state = hostdisk.read_json(str(folder / "state.json"))
+    assert state is not None
+    assert [rank.get("stopping") for rank in state["ranks"]] == [None, 0.0, 0.0, None]
+
+
 def a_run_whose_supervisor_died(folder: Path) -> None:
     dead = {"pid": 1, "start": 1, "boot": "another one"}
     ranks: list[dict[str, Any]] = [{"rank": rank, "state": "running", "pid": None} for rank in range(4)]
@@ -306,6 +331,7 @@ def test_each_rank_ends_once_however_often_the_books_are_closed(folder: Path, ho
         whole()
         state = hostdisk.read_json(str(folder / "state.json")) or {}
         assert [rank["exit_code"] for rank in state["ranks"]] == [3, -9, -9, 0]
+        assert all(rank.get("stopping") is None for rank in state["ranks"])
         codes = {e["rank"]: e["exit_code"] for e in lines_of(folder) if e["kind"] == "rank_exited"}
         assert codes == {0: 3, 1: -9, 2: -9, 3: 0}
         assert [e["kind"] for e in lines_of(folder)].count("host_finished") == 1

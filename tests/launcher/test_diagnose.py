@@ -316,6 +316,8 @@ def test_a_rank_that_said_whom_it_lost_and_then_saved_for_long_is_not_to_blame(
         (LOST, replace(EARLY, ended=15.0), [], {}),
         (LOST, replace(AWAY, seen=15.0), [], {}),
         (LOST, EARLY, told(0, 9.0, 11.0), {}),
+        (LOST, EARLY, [at(11.0 + n, f"epoch {n}") for n in range(7)], {}),
+        (GAVE_UP, ENDED, [stack(1, *SLEEPING), *(at(11.0 + n, f"epoch {n}") for n in range(7))], {}),
         (LOST, EARLY, told(0, 9.0, *(19.0 + n / 5 for n in range(6))), {}),
         ("ConnectionResetError: [Errno 104] Connection reset by peer", EARLY, [], {}),
         ("urllib3: Connection reset by peer; retrying", AWAY, [], {}),

@@ -139,6 +139,40 @@ def test_where_all_was_read_nothing_is_missed(tmp_path: Path) -> None:
         assert reader.read(100) == b"first second\nthird\nfourth\n"
 
 
+def test_a_reader_who_only_waits_keeps_nothing_from_going_on_and_gets_all_of_it_then(tmp_path: Path) -> None:
+    with a_reader(tmp_path) as reader:
+        full = fill(sys.stdout.fileno())
+        with Regardless() as regardless:
+            print("first")
+            Output().write(b"second\n" + MUCH)
+            thread, got = read_from(reader, full + len("first\nsecond\n") + len(MUCH))
+            Output().catch_up(regardless)
+            thread.join(30)
+    assert got[full:] == b"first\nsecond\n" + MUCH
+
+
+def fill(descriptor: int) -> int:
+    """Of a pipe: how much it has taken."""
+    size = 0
+    os.set_blocking(descriptor, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            size += os.write(descriptor, b"y" * 4096)
+    os.set_blocking(descriptor, True)
+    return size
+
+
+def test_what_a_reader_has_not_taken_when_something_fails_comes_before_that(tmp_path: Path) -> None:
+    regardless = Regardless()
+    with a_reader(tmp_path) as reader:
+        full = fill(sys.stdout.fileno())
+        thread, got = read_from(reader, full + 2, pause=0.02)
+        with pytest.raises(RingctlError, match="no room"):
+            say_and_fail(regardless)
+        thread.join(30)
+    assert got[full:] == b"x\n"
+
+
 def test_why_something_fails_is_not_hidden_by_a_reader_who_has_left(tmp_path: Path) -> None:
     regardless = Regardless()
     with a_reader(tmp_path) as reader:

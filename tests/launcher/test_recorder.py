@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher import fold, history, listing, tape, watch, watching
+from launcher import fold, history, hostword, listing, tape, watch, watching
 from launcher.agent import agents_for
 from launcher.follow import Merger, Piece, Place, Taken
 from launcher.model import Event
@@ -30,7 +30,17 @@ from launcher.run import start_request
 from launcher.transport import Pool
 from tests.launcher import hosts
 from tests.launcher.hosts import HOME, Hosts, inventory
-from tests.launcher.ringctl import detach, events, launch, ringctl, run_folder, wait_for, wait_until_final
+from tests.launcher.ringctl import (
+    detach,
+    events,
+    is_alive,
+    launch,
+    ringctl,
+    run_folder,
+    state,
+    wait_for,
+    wait_until_final,
+)
 
 RECORD = "import sys; from launcher.recorder import Recorder; Recorder(sys.argv[1]).record()"
 CHATTY = """
@@ -406,6 +416,22 @@ def test_a_log_that_one_host_has_lost_is_recorded_with_a_gap_until_it_can_be_rea
     said = Counter(e.host for _, e in all_of(run) if e.kind == "line")
     assert said == {"server1": 100, "server2": 100}
     assert ([each["gap"] for each in tape.attempts(run)], due()) == ([False], [])
+
+
+def test_how_a_run_ended_whose_supervisor_is_gone_is_recorded_once_somebody_writes_it_down() -> None:
+    run = detach(["sh", "-c", "echo up; exec sleep 600"], world=1)
+    wait_for(lambda: [event for event in events(run) if event["kind"] == "line"], "its line")
+    about = state(run)
+    for who in ("warden", "hostd"):
+        os.kill(about[who]["pid"], signal.SIGKILL)
+    wait_for(lambda: not is_alive(about["hostd"]["pid"]), "its end")
+    Recorder(run).record()
+    assert [each["recorded"] for each in tape.attempts(run)] == ["gap"]
+    ringctl("stop", run)
+    Recorder(run).record()
+    assert [each["recorded"] for each in tape.attempts(run)] == ["whole"]
+    (last,) = [event for _, event in all_of(run) if event.kind == "host_finished"]
+    assert (last.data["unwritten"], Counter(e.kind for _, e in all_of(run))["line"]) == (hostword.MAY_BE, 1)
 
 
 def test_why_a_run_was_lost_is_not_recorded_of_one_that_turns_out_to_have_succeeded() -> None:
