@@ -29,7 +29,7 @@ TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at
 if TYPE_CHECKING:
     from typing import Any
 
-LOOKS = 6  # a process that forks and ends without a pause is seen by three looks of four
+LOOKS = 16  # one sees a process that forks and ends without a pause three times of four, and less under load
 SWEPT_S = 8.0  # by then a supervisor whose ranks were ended has said so
 GONE_S = 5.0  # a supervisor whose ranks have ended goes at once when it is told to
 
