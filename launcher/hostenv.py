@@ -51,6 +51,7 @@ LAST_LINES = 12  # of a tool's output, when it fails
 LONGEST = 160  # of such a line
 OUTPUT_EVERY_S = 1.0
 GRACE_S = 3.0
+KEEPER_S = 15.0  # who ends what a tool has started takes 10 s at most
 QUIET = {
     "CONDA_ALWAYS_YES": "true",  # as variables: `conda env update` and older ones do not know --yes
     "MAMBA_ALWAYS_YES": "true",
@@ -374,15 +375,18 @@ def end(process: subprocess.Popen[bytes]) -> None:
     assert process.stdout is not None
     if not has_ended(process.pid):
         send(process.pid, signal.SIGTERM, group=True)
-        deadline = time.monotonic() + GRACE_S
-        while not has_ended(process.pid) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for_end(process.pid, GRACE_S)
     send(process.pid, signal.SIGHUP)
-    while not has_ended(process.pid):
-        time.sleep(0.01)
-    send(process.pid, signal.SIGKILL, group=True)  # should somebody have killed who was to do it
+    wait_for_end(process.pid, KEEPER_S)
+    send(process.pid, signal.SIGKILL, group=True)  # should whoever was to do it have been killed, or stopped
     process.wait()
     process.stdout.close()
+
+
+def wait_for_end(child: int, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not has_ended(child) and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 # --- main ----------------------------------------------------------------------------------------
