@@ -47,11 +47,6 @@ def command_tell(request: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def age_of(request: dict[str, Any]) -> float:
-    """For how many seconds somebody has wanted it; an older ringctl does not say."""
-    return float(request.get("age") or 0.0)
-
-
 class Wanted:
     """What is to end here, and why."""
 
@@ -59,7 +54,7 @@ class Wanted:
         self.run, self.grace = str(request["run"]), float(request.get("grace", 5.0))
         self.reason, self.attempt = str(request.get("reason") or "stopped"), int(request.get("attempt") or 1)
         self.folder, self.again = run_folder(self.run), str(request.get("again") or "")
-        self.age = age_of(request)
+        self.age = float(request.get("age") or 0.0)  # seconds; an older ringctl does not say
         # None: also whatever later attempt there is
         self.upto = self.attempt if request.get("exact") else None
 
