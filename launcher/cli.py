@@ -285,7 +285,7 @@ def launch_and_watch(
                 return 0
             shown.catch_up(regardless)
             asked = replace(asked, options=replace(asked.options, run=plan.run))
-            with screen:
+            with screen, keeper.handing_over_when_hung_up():
                 outcome = attempts.see_through(asked, plan, agents, screen, interrupts, pool(), keeper.book)
             keeper.give_back()
     except KeyboardInterrupt:

@@ -110,6 +110,8 @@ class MetricsTail:
         out."""
         try:
             data = read_plain(self.path, self.offset)
+            if not data and self.is_begun_anew(self.size()):
+                data = read_plain(self.path)
         except OSError:
             return []
         whole = data[: data.rfind(b"\n") + 1]
@@ -122,12 +124,19 @@ class MetricsTail:
         """What is there now, a piece at a time: whoever goes on writing does not keep us. Of more than `most`
         bytes, the last ones."""
         end = self.size()
+        self.is_begun_anew(end)
         self.skip_to(end - most)
         before = -1
         while before < self.offset < end:
             before = self.offset
             yield self.read()
         yield self.read_unended()
+
+    def is_begun_anew(self, size: int) -> bool:
+        """Whether its program has opened it to write, and not to append: then it is read from its start."""
+        anew = size < self.offset
+        self.offset = 0 if anew else self.offset
+        return anew
 
     def skip_to(self, offset: int) -> None:
         self.skipped += max(0, offset - self.offset)

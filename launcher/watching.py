@@ -13,6 +13,7 @@ import fcntl
 import os
 import re
 import secrets
+import signal
 import subprocess
 import sys
 import time
@@ -246,6 +247,8 @@ class Keeper:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is KeyboardInterrupt:  # between two tries: whoever pressed Ctrl-C wants none after it
             self.give_back()
+        elif self.book and kind is not None and issubclass(kind, OSError):  # nobody reads what we show, say
+            self._hand_over_if_possible()
         self._held.close()
 
     def begin(self, run: str) -> None:
@@ -263,8 +266,33 @@ class Keeper:
 
     def hand_over(self) -> int:
         """Have a process apart watch it; its pid, 0 if nobody need."""
+        self.book = None
         self._held.close()
         return spawn(self.run) if self.watches else 0
+
+    @contextlib.contextmanager
+    def handing_over_when_hung_up(self) -> Iterator[None]:
+        """Should our terminal be closed meanwhile, which ends us. Who has started us with `nohup` wants us
+        to stay."""
+
+        def leave(number: int, _: object) -> None:
+            signal.signal(number, signal.SIG_IGN)  # the shell passes on what the kernel has said as well
+            self._hand_over_if_possible()
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+        if self.book is None or signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:
+            yield
+            return
+        signal.signal(signal.SIGHUP, leave)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+    def _hand_over_if_possible(self) -> None:
+        with contextlib.suppress(OSError, RingctlError):  # else the next command has somebody watch it
+            self.hand_over()
 
     def give_back(self) -> None:
         """It was not started, or is over."""

@@ -1064,6 +1064,17 @@ def test_a_last_metrics_record_without_a_newline_is_read_when_its_rank_has_ended
     assert (tail.read(), tail.read_unended(), tail.read_unended()) == ([], [{"step": 1, "loss": 0.5}], [])
 
 
+def test_metrics_of_a_program_that_begins_its_file_anew_are_read_from_its_start(tmp_path: Path) -> None:
+    path = tmp_path / "metrics"
+    tail = MetricsTail(str(path))
+    path.write_text('{"step": 1, "loss": 0.5}\n')
+    assert tail.read() == [{"step": 1, "loss": 0.5}]
+    path.write_text('{"step": 2}\n')
+    assert (tail.read(), tail.read()) == ([{"step": 2}], [])
+    path.write_text("{}\n")
+    assert list(tail.rest(1000)) == [[{}], []]
+
+
 def test_whoever_reads_a_long_end_of_metrics_has_an_ear_for_the_others(tmp_path: Path) -> None:
     told = "".join(json.dumps({"step": number, "note": "x" * 100}) + "\n" for number in range(40_000))
     (tmp_path / "metrics").write_text(told)

@@ -452,6 +452,26 @@ def test_a_watcher_that_was_killed_is_replaced_by_the_next_command_and_goes_on_c
     assert "lost its watcher" not in ringctl("ps").stderr
 
 
+def test_a_launch_whose_reader_leaves_has_somebody_else_watch_the_run(tmp_path: Path) -> None:
+    text = f"while ! [ -e {tmp_path}/gate$attempt ]; do sleep 0.02; done; echo $attempt; [ $attempt = 3 ]"
+    options = ["--local", "--world", "1", "--max-restarts", "5", *SOON]
+    launch = start("launch", *options, *script(f"{text} || exit $((attempt + 9))"))
+    assert launch.stdout is not None
+    run = launch.stdout.readline().split()[1].rstrip(":")
+    launch.stdout.close()
+    (tmp_path / "gate1").touch()  # what is said of its end is the first that nobody reads
+    assert launch.wait(timeout=60) == 1
+    watch = watching.read(run)
+    assert watch is not None
+    assert is_alive(watch.pid)
+    (tmp_path / "gate2").touch()
+    (tmp_path / "gate3").touch()
+    wait_for(lambda: state(run)["attempt"] == 3 and state(run)["state"] == "succeeded", "the third attempt")
+    wait_for(lambda: not is_alive(watch.pid), "its watcher's end")
+    assert launch.stderr is not None
+    assert "a run that was started goes on" in launch.stderr.read()
+
+
 def test_stop_ends_a_run_that_waits_for_its_next_attempt_and_its_watcher() -> None:
     run, watcher = detached("--max-restarts", "5", "--restart-delay", "600", *script("exit 1"))
     wait_for(lambda: "begins in" in (status(run)["watched"] or ""), "the wait")

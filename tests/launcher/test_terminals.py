@@ -8,6 +8,7 @@ import pty
 import re
 import select
 import shlex
+import signal
 import struct
 import subprocess
 import termios
@@ -18,7 +19,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.ringctl import RINGCTL, detach, ringctl, state, wait_for, wait_until_final
+from launcher import watching
+from tests.launcher.ringctl import (
+    RINGCTL,
+    detach,
+    is_alive,
+    ringctl,
+    state,
+    wait_for,
+    wait_until_final,
+)
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
@@ -139,6 +149,23 @@ def test_after_ctrl_z_and_fg_nothing_is_missing() -> None:
 
 
 # --- Pipes ---------------------------------------------------------------------------------------
+
+
+def test_a_launch_whose_terminal_is_closed_has_somebody_else_watch_the_run(tmp_path: Path) -> None:
+    wait = f'while ! [ -e "{tmp_path}/gate" ]; do sleep 0.02; done'
+    text = f'printf "he%s\\n" re; {wait}; [ $RINGCTL_ATTEMPT = 2 ]'
+    options = ["--local", "--world", "1", "--max-restarts", "2", "--restart-delay", "0.1"]
+    one = Terminal([*RINGCTL, "launch", *options, "--", "sh", "-c", text], 100)
+    run = re.findall(r"run (\S+): 1 rank", one.wait(": 1 rank"))[0]
+    one.wait("here")
+    os.close(one.fd)
+    assert one.process.wait(timeout=30) == -signal.SIGHUP
+    watch = watching.read(run)
+    assert watch is not None
+    assert is_alive(watch.pid)
+    (tmp_path / "gate").touch()
+    wait_for(lambda: state(run)["attempt"] == 2 and state(run)["state"] == "succeeded", "the second attempt")
+    wait_for(lambda: not is_alive(watch.pid), "its watcher's end")
 
 
 def test_a_reader_who_leaves_or_never_was_is_no_reason_for_a_traceback() -> None:
