@@ -247,7 +247,7 @@ class Keeper:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is KeyboardInterrupt:  # between two tries: whoever pressed Ctrl-C wants none after it
             self.give_back()
-        elif self.book and kind is not None and issubclass(kind, OSError):  # nobody reads what we show, say
+        elif self.book and kind is not None:  # nobody reads what we show, say
             self._hand_over_if_possible()
         self._held.close()
 
