@@ -276,7 +276,7 @@ class Keeper:
         to stay."""
 
         def leave(number: int, _: object) -> None:
-            signal.signal(number, signal.SIG_IGN)  # the shell passes on what the kernel has said as well
+            signal.signal(number, lambda *_: None)  # the shell passes on what the kernel has said as well
             self._hand_over_if_possible()
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
