@@ -364,12 +364,12 @@ def feedback() -> Picture:
     picture.line(place(0, 0), place(steps, most), kind="curve s0")
     picture.line(*stairs, kind="curve s2")
     picture.line(place(0, 0), place(steps, 0), kind="curve s1")
-    for total, colour, words in (
-        (most, 0, "what was meant, in all"),
+    for end, colour, words in (
+        (float(most), 0, "what was meant, in all"),
         (0.0, 1, "without: nothing arrives"),
     ):
-        picture.circle(*place(steps, total), 4, f"c{colour}")
-        picture.text(place(steps, total)[0] + 12, place(steps, total)[1] + 5, words, "small")
+        picture.circle(*place(steps, end), 4, f"c{colour}")
+        picture.text(place(steps, end)[0] + 12, place(steps, end)[1] + 5, words, "small")
     picture.text(place(steps, 5.2)[0] + 12, place(steps, 5.2)[1] + 5, "with feedback: never more", "small")
     picture.text(place(steps, 5.2)[0] + 12, place(steps, 5.2)[1] + 22, "than half a code off", "small")
     picture.circle(*place(steps, arrived), 3, "c2")

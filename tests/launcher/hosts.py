@@ -331,8 +331,8 @@ def second_user(cluster: Cluster, name: str = "bob") -> Iterator[Path]:
     try:
         yield path
     finally:
-        for file, text in before.items():
-            file.write_text(text)
+        for path_before, text in before.items():
+            path_before.write_text(text)
         for host in cluster.names:
             shutil.rmtree(cluster.path(host, home))
 

@@ -70,7 +70,7 @@ def test_writing_down_an_end_does_not_undo_the_attempt_that_has_begun_since(
         "run"
     ]
     first = record_of(run)
-    second = history.replace(first.plan, attempt=2)
+    second = replace(first.plan, attempt=2)
     read: Any = history.record_of
     other: list[threading.Thread] = []
 

@@ -65,7 +65,7 @@ class Fault:
         for name in (*MAKING, *REMOVING):
             setattr(os, name, self.step(name))
         os.open, os.write, os.fsync, os.sendfile = self.open, self.write, self.fsync, self.sendfile  # type: ignore[assignment]  # looser
-        builtins.open = io.open = os.fdopen = self.paper(io.open)  # type: ignore[assignment]  # the same
+        builtins.open = io.open = os.fdopen = self.paper(io.open)
 
     def due(self) -> bool:
         self.left -= 1
@@ -385,9 +385,9 @@ def start_cut_off(run: str, how: str, at: int) -> int:
     if child == 0:
         supervise = hostwarden.be_hostd
 
-        def be_hostd(*args: Any) -> int:
+        def be_hostd(*args: Any, **more: Any) -> int:
             Fault(how, at)
-            return supervise(*args)
+            return supervise(*args, **more)
 
         hostwarden.be_hostd = be_hostd
         try:
@@ -462,7 +462,7 @@ def receive(monkeypatch: pytest.MonkeyPatch) -> None:
     by_name = {hashlib.sha256(data).hexdigest(): data for data in FILES.values()}
     sent = zlib.compress(b"".join(by_name[content] for content in asked["missing"]))
     blobs = [[content, len(by_name[content])] for content in asked["missing"]]
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(sent))))  # type: ignore[type-var]  # BytesIO will do
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(sent))))
     check(hoststore.command_receive({**request, "blobs": blobs})["have"])
 
 
@@ -522,6 +522,7 @@ def test_a_watched_run_is_watched_until_its_end_or_to_be_picked_up(folder: Path,
 
     def act() -> None:
         with watching.watched(RUN) as book:
+            assert book is not None
             book.note(failure=failure)
             with watching.giving_up(RUN, 5.0):
                 pass

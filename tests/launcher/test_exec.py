@@ -15,6 +15,7 @@ import pytest
 from launcher import fanout, remote
 from launcher.errors import NO_THREAD
 from launcher.fanout import fan_out
+from launcher.hostanswer import SENTINEL
 from tests.cluster import Cluster
 from tests.launcher.hosts import HOME, Hosts, agents, inventory, left_on, ssh_config, vanish
 from tests.launcher.ringctl import RINGCTL, ringctl, start, wait_for
@@ -142,7 +143,8 @@ def test_beats_are_in_no_output_and_what_sends_them_ends_with_the_command(shell:
     script = """
         for n in 1 2 3 4 5; do printf o$n; printf e$n >&2; sleep 0.1; done; cat /proc/$PPID/cmdline; exit 3
     """
-    argv = [shell, "-c", remote.SCRIPT, "sh", remote.SENTINEL.decode().strip(), "0.02", "sh", "-c", script]
+    sentinel = SENTINEL.decode().strip()
+    argv = [shell, "-c", remote.SCRIPT, "sh", sentinel, "0.02", "sh", "-c", script]
     pipe = subprocess.PIPE
     heard = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
     assert heard.stdout is not None
@@ -196,7 +198,8 @@ def test_fanning_out_hears_of_each_as_it_comes_and_leaves_what_is_under_way_when
 
 
 def test_with_fewer_threads_than_hosts_all_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    started, begin = [], threading.Thread.start
+    started: list[threading.Thread] = []
+    begin = threading.Thread.start
 
     def start(thread: threading.Thread) -> None:
         if len(started) == 2:

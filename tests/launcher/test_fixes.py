@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launcher import kit, render
+from launcher import kit, render, text
 from launcher.agent import not_run
 from launcher.errors import HostError
 from launcher.model import EnvLook, EnvSpec, Facts, Folder, Host, Interface, Inventory, Pair, SlotsTold
@@ -390,7 +390,7 @@ def test_data_are_copied_into_a_folder_that_is_made(address: str, folder: str, s
 def test_a_terminal_too_narrow_for_the_table_is_told_host_by_host(
     monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    rows = [
+    rows: list[text.Row] = [
         ["", "server1", "server2"],
         ["ssh", "✓", "✓"],
         ["network", "✗ firewall", "✓"],

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from launcher import fold, hostlist, inventory, kit, push, text
-from launcher.agent import decoded, states_of, words_of
+from launcher.agent import decoded, states_of
 from launcher.diagnose import Tails
 from launcher.errors import HostError, InputError, RingctlError
 from launcher.follow import NOT_AS_AGREED, Decoder, Merger
@@ -34,7 +34,7 @@ from launcher.preflight.survey import PACKAGES, Need, Survey, check_figures, che
 from launcher.redact import read_env_file
 from launcher.render import LiveScreen
 from launcher.runs import Found
-from launcher.told import check_stopped
+from launcher.told import check_stopped, words_of
 from launcher.watch import outcome
 from tests.launcher.ringctl import detach, events, launch, state, wait_until_final
 

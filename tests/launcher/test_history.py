@@ -280,6 +280,11 @@ def test_notes_keep_the_newest() -> None:
     assert found[0] <= time.time()
 
 
+def remember_all(runs: list[str]) -> None:
+    for run in runs:
+        remember(run)
+
+
 def test_threads_and_forked_children_write_at_the_same_time() -> None:
     remember()
     children = []
@@ -294,7 +299,7 @@ def test_threads_and_forked_children_write_at_the_same_time() -> None:
             os._exit(code)
         children.append(child)
     threads = [
-        threading.Thread(target=lambda n=n: [remember(f"thread-{n}-{each}") for each in range(5)])
+        threading.Thread(target=remember_all, args=([f"thread-{n}-{each}" for each in range(5)],))
         for n in range(3)
     ]
     for thread in threads:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import fcntl
+import functools
 import json
 import os
 import re
@@ -746,9 +747,13 @@ dist.TCPStore("127.0.0.1", 1, 2, False, timeout=datetime.timedelta(seconds=6))
 def test_a_rank_that_tries_to_reach_another_is_looked_at_and_goes_on_trying(tmp_path: Path) -> None:
     run = detach(["python", script(tmp_path, DIALLING)], world=1)
     wait_for(lambda: lines(events(run), 0), "the rank")
+
+    def is_looked_at(times: int) -> bool:
+        return [event["kind"] for event in events(run)].count("stack") >= times
+
     for looks in range(1, 5):  # each somewhere in the pauses between its tries
         os.kill(state(run)["hostd"]["pid"], signal.SIGUSR1)
-        wait_for(lambda n=looks: sum(e["kind"] == "stack" for e in events(run)) >= n, "a look at it")
+        wait_for(functools.partial(is_looked_at, looks), "a look at it")
     assert wait_until_final(run)["state"] == "failed"
     said = "\n".join(event["text"] for event in events(run) if event["kind"] == "line")
     assert "client socket has timed out after 6000ms" in said

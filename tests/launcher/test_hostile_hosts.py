@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ from launcher.agent import Agent, Conversation, decoded, states_of
 from launcher.cli_remote_logs import checked, event_of
 from launcher.client import Client, Nonsense
 from launcher.errors import HostError, RingctlError
-from launcher.follow import Decoder, Piece, Reader, follow
+from launcher.follow import Decoder, Piece, Reader, Update, follow
 from launcher.hostproc import signal_name
 from launcher.model import Event, Host, HostPlan, Inventory, Plan, RankSpec, RankState, RunState
 from launcher.plan import LaunchOptions
@@ -154,7 +154,7 @@ def test_whatever_is_answered_to_a_question_is_an_error_of_that_host(script: str
     agent = liar(script)
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "a.py").write_text("pass")
-    asking = [
+    asking: list[Callable[[], object]] = [
         lambda: agent.runs(), lambda: agent.stop("r", 0.0), lambda: agent.slots(), lambda: agent.secrets("r")
     ]  # fmt: skip
     if not script.startswith("yes"):  # once is enough to know that it is ended
@@ -327,7 +327,7 @@ class Frozen(paramiko.ServerInterface):
     def check_channel_request(self, kind: str, chanid: int) -> int:  # noqa: ARG002 - paramiko names them
         return paramiko.common.OPEN_SUCCEEDED
 
-    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:  # noqa: ARG002
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:  # noqa: ARG002 (paramiko names it)
         self.thawed.wait(20.0)
         return False
 
@@ -510,7 +510,7 @@ def test_time_that_is_spent_showing_a_log_does_not_count_against_its_host(
 
 
 def test_a_host_that_is_given_up_for_what_it_says_is_believed_up_to_there() -> None:
-    updates = []
+    updates: list[Update] = []
     with pytest.raises(RingctlError, match="its events cannot be read: TypeError"):
         updates += follow({"liar": liar(telling(CURSOR, LINE, {**LINE, "text": 7}, END))}, "r1", live=False)
     assert [event.data["text"] for update in updates for event in update.events] == ["x"]
@@ -588,7 +588,9 @@ def test_a_host_is_not_believed_about_the_ranks_of_another() -> None:
 
 
 def told_state(host: str, attempt: int, **ranks: str) -> dict[str, Any]:
-    nothing = {"pid": 1, "exit_code": 0, "signal": None, "reason": "", "seen": 1.0, "metric": {}}
+    nothing: dict[str, Any] = {
+        "pid": 1, "exit_code": 0, "signal": None, "reason": "", "seen": 1.0, "metric": {}
+    }  # fmt: skip
     its = [{**nothing, "rank": int(name[1:]), "state": how} for name, how in ranks.items()]
     about = {"run": "r1", "name": "", "world": 2, "started": 1.0, "ended": 2.0, "state": its[0]["state"]}
     return {**about, "host": host, "attempt": attempt, "ranks": its}
@@ -908,7 +910,7 @@ class Anybodys(paramiko.ServerInterface):
     def check_channel_request(self, kind: str, chanid: int) -> int:  # noqa: ARG002 - paramiko names them
         return paramiko.common.OPEN_SUCCEEDED
 
-    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:  # noqa: ARG002
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:  # noqa: ARG002 (paramiko names it)
         self.threads.append(threading.Thread(target=self.answered, args=(channel,)))
         self.threads[-1].start()
         return True
@@ -945,7 +947,7 @@ class Drip(Anybodys):
 
 
 @contextlib.contextmanager
-def session_with(liar: Anybodys, **options: int) -> Iterator[paramiko.Channel]:
+def session_with(liar: Anybodys, **options: Any) -> Iterator[paramiko.Channel]:
     here, there = socket.socketpair()
     server, client = paramiko.Transport(there, **options), quick_transport(set(), here)
     try:

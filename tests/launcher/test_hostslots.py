@@ -223,7 +223,7 @@ def folder_instead(path: Path) -> None:
     path.mkdir()
 
 
-def holding(**changes: Any) -> Callable[[Path], None]:
+def holding(**changes: Any) -> Callable[[Path], object]:
     return lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 

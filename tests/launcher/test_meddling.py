@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from launcher import hostbooks, hostruns, hostslots, kit
+from launcher import hostbooks, hostslots, kit
+from launcher.hostanswer import Refused
 from tests.launcher.ringctl import (
     detach,
     is_alive,
@@ -175,10 +176,10 @@ def test_slots_that_were_claimed_for_a_start_that_is_refused_are_given_back(
 
 def test_a_record_whose_writing_is_cut_short_leaves_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     def told_to_end(*_: object, **__: object) -> None:
-        raise hostruns.Refused("told to end")
+        raise Refused("told to end")
 
     monkeypatch.setattr(os, "rename", told_to_end)  # where the signal is heard
-    with pytest.raises(hostruns.Refused):
+    with pytest.raises(Refused):
         hostslots.write("r1", 1, 1, 1, False, {"pid": os.getpid(), "start": 1, "boot": "x"})
     assert os.listdir(hostslots.place()) == []
 

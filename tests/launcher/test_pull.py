@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -870,7 +871,7 @@ def test_a_host_cannot_send_more_than_it_should_nor_keep_us_waiting(
 def test_only_the_time_spent_waiting_for_a_host_counts_against_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "QUIET_S", 2.5)
     clock = [0.0]
-    monkeypatch.setattr(fetch.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     pace = fetch.Pace("a")
 
     def wait(seconds: float, number: int) -> None:

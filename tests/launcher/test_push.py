@@ -493,7 +493,7 @@ def test_what_is_collected_while_it_is_counted_on_is_sent_after_all(cluster: Clu
                 shutil.rmtree(cluster.path("server1", f"{OURS}/code"))
             return answer
 
-        agent.ask = ask_and_lose  # type: ignore[method-assign]
+        agent.ask = ask_and_lose  # type: ignore[method-assign]  # the one call is watched
         done = pushing.push(snapshot, found)["server1"]
     assert isinstance(done, pushing.Pushed)
     assert done.files == 2

@@ -114,7 +114,7 @@ def test_going_on_from_any_update_gives_the_rest_once(data: st.DataObject) -> No
                 new = [e for n, e in enumerate(some, at) if n >= skip]
                 at += len(some)
                 mark = some[-1].time
-                pieces.append(Piece(host, new, mark, place=Place((1, 1, at), at, at)))
+                pieces.append(Piece(host, new, watermark=mark, place=Place((1, 1, at), at, at)))
             pieces.append(Piece(host, over=True))
         for piece in sorted(pieces, key=lambda piece: (piece.over, piece.watermark))[:cut]:
             taken.heard(piece.host, piece.place)
@@ -199,6 +199,7 @@ def test_it_stops_when_it_is_told_to_and_nobody_else_records_meanwhile() -> None
     try:
         wait_for(lambda: [line[6] for line in tape.lines(run).lines] == ["up"], "its line")
         wait_for(lambda: recorder.state is not None, "its state, which comes after what is on the disk")
+        assert recorder.state is not None
         assert recorder.state.state == history.state_of(run) == "running"
         with pytest.raises(Exception, match="being recorded by somebody else"):
             Recorder(run).record()
@@ -251,7 +252,7 @@ def test_a_run_that_never_started_is_said_to_have_failed() -> None:
     run = launch(["true"], world=1)[-1]["run"]
     record = history.read(run)
     assert record is not None
-    history.write(history.replace(record, end=None, started=1.0))
+    history.write(replace(record, end=None, started=1.0))
     os.rename(run_folder(run), run_folder("elsewhere"))
     assert due() == [run]
     Recorder(run).record()
@@ -266,7 +267,7 @@ def test_a_start_is_not_waited_for_longer_because_the_clock_was_set_back(
     run = launch(["true"], world=1)[-1]["run"]
     record = history.read(run)
     assert record is not None
-    history.write(history.replace(record, end=None, started=time.time() + 3600.0))
+    history.write(replace(record, end=None, started=time.time() + 3600.0))
     os.rename(run_folder(run), run_folder("elsewhere"))
     Recorder(run).record()
     assert history.state_of(run) == "failed"
@@ -278,7 +279,7 @@ def test_a_run_whose_log_cannot_be_read_is_not_said_to_have_never_started(seen: 
     record = history.read(run)
     assert record is not None
     if not seen:
-        history.write(history.replace(record, end=None))
+        history.write(replace(record, end=None))
     (log,) = run_folder(run).glob("events-1-*")
     whole = damage(log)
     for _ in range(2):
@@ -299,7 +300,7 @@ def test_what_is_known_of_a_run_that_no_host_knows_stays() -> None:
     run = launch(["true"], world=1)[-1]["run"]
     record = history.read(run)
     assert record is not None
-    history.write(history.replace(record, end=None))
+    history.write(replace(record, end=None))
     os.rename(run_folder(run), run_folder("elsewhere"))
     history.mark(run, "failed", error="the service could not start it")
     assert due() == [run]
@@ -316,7 +317,7 @@ def test_old_runs_that_are_over_are_not_looked_for() -> None:
     record = history.read(run)
     assert record is not None
     assert record.end is not None
-    history.write(history.replace(record, end=fold.replace(record.end, ended=5.0)))
+    history.write(replace(record, end=replace(record.end, ended=5.0)))
     assert due() == []
 
 

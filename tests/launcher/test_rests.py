@@ -60,7 +60,12 @@ def test_what_a_host_has_is_read_once_it_is_back_and_each_line_once(
         wait_for(lambda: not found.look() and found.missing()[0].startswith("liar: "), "that it is away")
         back.touch()
         seen = list[str]()
-        wait_for(lambda: seen.extend(texts(found.look())) or not found.missing(), "its lines")
+
+        def is_read() -> bool:
+            seen.extend(texts(found.look()))
+            return not found.missing()
+
+        wait_for(is_read, "its lines")
         assert seen == ["line 0", "line 1", "line 2"]
         assert not list(found.last(agents))
 
@@ -127,7 +132,12 @@ class Watched(Notes):
         state = RunState("r1", "", plan.attempt, 1, "failed" if plan.attempt == 1 else "succeeded", {})
         if plan.attempt == 1:
             return Outcome(state, None, heard_to={"liar": first(1)}), None
-        wait_for(lambda: screen.show([], state) or self.seen, "a line of the attempt before")
+
+        def is_seen() -> bool:
+            screen.show([], state)
+            return bool(self.seen)
+
+        wait_for(is_seen, "a line of the attempt before")
         self.note("the second attempt is watched")
         return Outcome(state, None), None
 

@@ -209,8 +209,11 @@ def test_a_sentence_does_not_name_dozens_of_hosts() -> None:
 # --- What always holds ----------------------------------------------------------------------------
 
 
+Case = tuple[tuple[Room, ...], list[Taken], list[Queued]]
+
+
 @st.composite
-def cases(draw: st.DrawFn, alike: bool = False) -> tuple[tuple[Room, ...], list[Taken], list[Queued]]:
+def cases(draw: st.DrawFn, alike: bool = False) -> Case:
     """A small cluster, runs that have slots, and a queue; alike: all want any host, and nobody shares."""
     count = draw(st.integers(1, 3))
     rooms = tuple(Room(name, draw(st.integers(1, 4)), alike or draw(st.integers(0, 7)) > 0)
@@ -250,7 +253,7 @@ def free_on(room: Room, taken: tuple[Taken, ...], shared: bool) -> int:
 
 @given(cases())
 @settings(max_examples=150, deadline=None)
-def test_no_host_is_given_away_twice_and_every_run_is_told_of_once(case) -> None:
+def test_no_host_is_given_away_twice_and_every_run_is_told_of_once(case: Case) -> None:
     rooms, taken, queue = case
     decision = decide(queue, taken, (), rooms, (), NOW)
     told = [start.run for start in decision.starts] + [*decision.waiting]
@@ -268,7 +271,7 @@ def test_no_host_is_given_away_twice_and_every_run_is_told_of_once(case) -> None
 
 @given(cases())
 @settings(max_examples=100, deadline=None)
-def test_of_two_runs_that_want_the_same_the_later_one_never_starts_alone(case) -> None:
+def test_of_two_runs_that_want_the_same_the_later_one_never_starts_alone(case: Case) -> None:
     rooms, taken, queue = case
     twins = [dataclasses.replace(run, run=run.run + "-twin", place=run.place + 100) for run in queue]
     decision = decide(queue + twins, taken, (), rooms, (), NOW)
@@ -350,7 +353,7 @@ def silent_ones(rooms: tuple[Room, ...], taken: tuple[Taken, ...]) -> tuple[Take
 
 @given(cases())
 @settings(max_examples=150, deadline=None)
-def test_whoever_overtakes_delays_nobody_ahead_in_whatever_order_runs_end(case) -> None:
+def test_whoever_overtakes_delays_nobody_ahead_in_whatever_order_runs_end(case: Case) -> None:
     rooms, taken, queue = case
     decision = decide(queue, taken, (), rooms, (), NOW)
     slots = {start.run: start for start in decision.starts}
@@ -368,7 +371,7 @@ def test_whoever_overtakes_delays_nobody_ahead_in_whatever_order_runs_end(case) 
 
 @given(cases(alike=True))
 @settings(max_examples=150, deadline=None)
-def test_who_may_not_overtake_a_lone_run_would_delay_it_in_some_order_of_endings(case) -> None:
+def test_who_may_not_overtake_a_lone_run_would_delay_it_in_some_order_of_endings(case: Case) -> None:
     rooms, taken, queue = case
     first, second = in_order([*queue, dataclasses.replace(queue[0], run="last", place=99, world=1)])[:2]
     decision = decide([first, second], taken, (), rooms, (), NOW)
@@ -382,7 +385,9 @@ def test_who_may_not_overtake_a_lone_run_would_delay_it_in_some_order_of_endings
 
 @given(cases(alike=True), st.lists(st.integers(1, 50), min_size=8, max_size=8))
 @settings(max_examples=100, deadline=None)
-def test_nobody_starts_later_than_if_all_started_strictly_in_order(case, durations) -> None:
+def test_nobody_starts_later_than_if_all_started_strictly_in_order(
+    case: Case, durations: list[float]
+) -> None:
     rooms, taken, queue = case
     lasts = dict(zip([*(each.run for each in taken), *(run.run for run in queue)], durations, strict=False))
     strict = played(rooms, taken, queue, lasts, strictly=True)
@@ -391,7 +396,14 @@ def test_nobody_starts_later_than_if_all_started_strictly_in_order(case, duratio
     assert set(ours) == set(strict)
 
 
-def played(rooms, taken, queue, lasts, strictly: bool) -> dict[str, float]:
+def played(
+    rooms: tuple[Room, ...],
+    taken: list[Taken],
+    queue: list[Queued],
+    lasts: dict[str, float],
+    *,
+    strictly: bool,
+) -> dict[str, float]:
     """When each run starts if each lasts as long as it does."""
     clock, began, alive = 0.0, dict[str, float](), {each.run: (lasts[each.run], each) for each in taken}
     queue = in_order(queue)

@@ -152,7 +152,8 @@ def test_what_a_stop_on_a_full_disk_could_not_keep_of_the_log_is_told(one: Hosts
 def test_half_a_line_for_which_there_is_no_room_is_taken_for_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log, write, written = hostevents.EventLog(str(tmp_path), 1), os.write, []
+    log, write = hostevents.EventLog(str(tmp_path), 1), os.write
+    written: list[int] = []
 
     def with_room_for_ten(fd: int, data: bytes) -> int:
         if written:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from launcher import render, run, runs
+from launcher import history, render, run, runs
 from launcher.agent import Agent, Conversation
 from launcher.ask import Asked
 from launcher.errors import HostError, RingctlError
@@ -224,7 +224,7 @@ def test_a_host_that_is_lost_while_it_starts_is_not_said_to_be_clean(
     monkeypatch.setattr(Conversation, "last", lose)
     pool = Pool(no_input=True)
     inventory(cluster, only=("server2", "server3"))
-    options = LaunchOptions(run=run.new_run_id(), name="", command=("sleep", "1000"), trainer="")
+    options = LaunchOptions(run=history.new_run_id(), name="", command=("sleep", "1000"), trainer="")
     with pytest.raises(HostError) as lost:
         launch_here(options, pool)
     pool.close()
@@ -322,7 +322,7 @@ def test_a_port_that_is_taken_in_between_is_replaced(
 
     monkeypatch.setattr(survey, "facts_from", facts_then_a_thief)
     pool = Pool(no_input=True)
-    options = LaunchOptions(run=run.new_run_id(), name="", command=("sleep", "1000"), trainer="")
+    options = LaunchOptions(run=history.new_run_id(), name="", command=("sleep", "1000"), trainer="")
     plan, found = launch_here(options, pool)
     try:
         assert plan.master_port != taken

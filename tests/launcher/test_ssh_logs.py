@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -184,10 +185,11 @@ def test_who_follows_a_run_that_is_over_changes_nothing_about_its_end(cluster: H
     inventory(cluster, only=("server1", "server2"))
     ringctl("launch", "--skip-preflight", "--", "sh", "-c", "echo rank $RANK")
     run = history.recall()[-1].plan.run
-    for change in (
+    changes: tuple[Callable[[], object], ...] = (
         lambda: shutil.rmtree(cluster.path("server2", f"{OURS}/runs/{run}")),
         lambda: cluster.reset_port("server2", 22),
-    ):
+    )
+    for change in changes:
         change()
         done = ringctl("logs", "--follow", code=4)
         assert done.stdout == "[0 server1] rank 0\n"

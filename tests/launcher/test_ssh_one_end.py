@@ -16,10 +16,9 @@ import pytest
 
 from launcher import history, leftovers
 from tests.launcher import hosts
-from tests.launcher.hosts import Hosts, inventory
+from tests.launcher.hosts import OURS, Hosts, inventory
 from tests.launcher.ringctl import is_alive, ringctl, start, wait_for
 from tests.launcher.test_ssh_restarts import (
-    OURS,
     THREE,
     TWO,
     detached,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ import pytest
 
 from tests.trainer.ranks import each, free_port, trained
 from trainer.__main__ import main
-from trainer.bench import collectives, options, plot, program, report, table, training
+from trainer.bench import collectives, options, program, report, table, training
 from trainer.bench.collectives import Timing
 from trainer.bench.options import GLOO, RING, SERIAL, Way
 from trainer.bench.table import Case, Run
@@ -157,7 +158,7 @@ def test_the_files_say_the_same_with_the_command_on_top(tmp_path: Path) -> None:
 def test_without_matplotlib_the_rest_is_written_and_it_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plot.importlib.util, "find_spec", lambda name: None)  # noqa: ARG005 - as it is called
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # noqa: ARG005 - as it is called
     _, told = report.write(tmp_path, results(ALONE, PAIR))
     assert told.startswith("no picture: there is no matplotlib")
     assert "pip install 'ringctl[bench]'" in told

@@ -63,6 +63,7 @@ def read_back(folder: Path) -> int | None:
     part = opened(folder).newest("auto")
     if part is None:
         return None
+    assert part.own is not None
     assert part.own["metrics"] == {"step": part.step}
     assert torch.equal(part.own["random"], torch.arange(part.step))
     if group.rank() == 0:
@@ -236,7 +237,7 @@ def test_bits_may_differ_where_a_rank_goes_on_with_another_number_of_threads_whi
 ) -> None:
     def work(rank: int) -> None:
         def checkpoints() -> Checkpoints:
-            return opened(tmp_path / str(rank), **{"--world-size": 2})
+            return opened(tmp_path / str(rank), "", **{"--world-size": 2})
 
         save(checkpoints(), 2)
         assert checkpoints().newest("auto") is not None
@@ -475,7 +476,8 @@ def failing_at(number: int, failure: BaseException, folder: Path) -> tuple[Disk,
 
 
 def test_wherever_the_power_is_lost_a_whole_checkpoint_is_found(tmp_path: Path) -> None:
-    folder, found = tmp_path / "checkpoints", []
+    folder = tmp_path / "checkpoints"
+    found: list[int] = []
     for number in range(1, 100):
         disk, checkpoints = failing_at(number, Crash(), folder)
         with disk.at_work():
@@ -484,7 +486,7 @@ def test_wherever_the_power_is_lost_a_whole_checkpoint_is_found(tmp_path: Path) 
             except Crash:
                 pass
         disk.lose_power(folder)
-        found.append(read_back(folder))
+        found.append(read_back(folder) or 0)
         going_on = opened(folder)
         going_on.prepare()
         assert not list(folder.rglob(f"*{TEMPORARY}"))
@@ -765,13 +767,14 @@ def test_hosts_that_share_a_folder_write_their_copies_of_the_model_at_the_same_t
     def work(rank: int) -> bool:
         real_replace = os.replace
 
-        def replace(source: Any, target: Path) -> None:
+        def replace(*paths: Any, **more: Any) -> None:
+            target = Path(paths[1])
             if target.name == "model.pt" and rank == 0:
                 assert eventually(others.exists)
             elif target.name == "model.pt":
                 others.touch()
                 assert eventually(target.exists)
-            real_replace(source, target)
+            real_replace(*paths, **more)
 
         checkpoints = of_attempt(1, folder, "ab", **TWO)
         os.replace = replace
@@ -799,7 +802,7 @@ def test_the_first_rank_on_another_host_has_a_copy_of_the_model_in_its_manifest(
         manifest = json.loads((place / f"rank-{rank}.json").read_text())
         for name, facts in manifest["files"].items():
             assert hashlib.sha256((place / name).read_bytes()).hexdigest() == facts["sha256"]
-        return manifest
+        return dict(manifest)
 
     manifests = together(4, tmp_path, work)
     having = [rank for rank, manifest in enumerate(manifests) if "model.pt" in manifest["files"]]

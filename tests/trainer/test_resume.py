@@ -113,7 +113,8 @@ def interrupted_before(step: int, dataset: Dataset, config: Config) -> None:
 def config(rank: int, world: int, folder: Path, **more: Any) -> Config:
     usual = {"model": "restless", "steps": STEPS, "batch_size": 4, "lr": 0.1, "bucket_mb": 0.002}
     saving = {"checkpoint_every": 2, "checkpoint_dir": str(folder), "resume": "auto"}
-    return Config(rank=rank, world_size=world, **usual, **saving, **more)
+    chosen: dict[str, Any] = {**usual, **saving, **more}
+    return Config(rank=rank, world_size=world, **chosen)
 
 
 @pytest.mark.usefixtures("with_ddp")
@@ -212,7 +213,12 @@ def test_auto_that_had_not_chosen_yet_measures_anew(tmp_path: Path, small: str) 
         steps: list[int] = []
         real = Choice.step_ends
         patch = pytest.MonkeyPatch()
-        patch.setattr(Choice, "step_ends", lambda self, sent: steps.append(sent) or real(self, sent))
+
+        def step_ends(choice: Choice, sent: int) -> str:
+            steps.append(sent)
+            return real(choice, sent)
+
+        patch.setattr(Choice, "step_ends", step_ends)
         mine = config(rank, 2, tmp_path / "checkpoints", compress="auto")
         mine = Config(**{**vars(mine), "steps": 20})
         interrupted_before(8, dataset, mine)
@@ -315,11 +321,12 @@ def test_a_rank_killed_between_the_manifests_of_the_first_checkpoint_does_no_har
 ) -> None:
     real_replace = os.replace
 
-    def replace(source: Any, target: Path) -> None:
+    def replace(*paths: Any, **more: Any) -> None:
+        target = Path(paths[1])
         if target.name == "rank-1.json":
             assert eventually(target.with_name("rank-0.json").exists)
             kill_me()
-        real_replace(source, target)
+        real_replace(*paths, **more)
 
     def die(rank: int) -> None:
         if rank == 1:
@@ -338,10 +345,11 @@ def test_a_rank_killed_while_what_could_not_be_saved_is_removed_does_no_harm(
 ) -> None:
     real_replace, real_unlink, removed = os.replace, os.unlink, [0]
 
-    def replace(source: Any, target: Path) -> None:
+    def replace(*paths: Any, **more: Any) -> None:
+        target = Path(paths[1])
         if target.name == "rank-1.json":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real_replace(source, target)
+        real_replace(*paths, **more)
 
     def unlink(path: Any, *rest: Any, **more: Any) -> None:
         removed[0] += "probe" not in str(path)
@@ -354,7 +362,7 @@ def test_a_rank_killed_while_what_could_not_be_saved_is_removed_does_no_harm(
         if rank == 1:
             os.replace = replace
         else:
-            os.unlink = unlink  # type: ignore[assignment]  # looser
+            os.unlink = unlink
 
     expected = ends(trained(2, tmp_path, *options, "--checkpoint-dir", str(tmp_path / "whole")))
     killed(2, tmp_path, options, die, on_hosts(tmp_path, "ab", 1))

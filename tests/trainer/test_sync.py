@@ -24,6 +24,8 @@ from trainer.flat import Flat
 from trainer.sync import STRATEGIES, create
 from trainer.sync.direct import DirectMean
 from trainer.sync.naive_ring import NaiveRing
+from trainer.sync.overlap import Overlapping
+from trainer.sync.ring import Ring
 from trainer.sync.rings import RingMean
 from trainer.sync.strategy import Strategy
 
@@ -253,6 +255,7 @@ def test_topk_sends_what_its_ratio_says(tmp_path: Path) -> None:
 def test_uncompressed_buffers_take_less_than_one_and_a_half_times_the_gradients(tmp_path: Path) -> None:
     def work(_: int) -> float:
         with g.strategy([(50,), (300, 400)], config("ring", "none")) as made:
+            assert isinstance(made, Overlapping)
             return made.held / made.flat.gradients.nbytes
 
     assert max(together(4, tmp_path, work)) <= 1.5  # with the gradients themselves 2.5
@@ -447,7 +450,7 @@ class Gate(torch.autograd.Function):
 def step_with_gate(model: nn.Sequential, made: Strategy, inputs: Tensor, wait: Callable[[], bool]) -> None:
     """A step of two layers whose backward pass waits between the second and the first."""
     made.begin()
-    middle: Any = Gate.apply(model[0](inputs), wait)
+    middle: Any = Gate.apply(model[0](inputs), wait)  # type: ignore[no-untyped-call]  # torch does not type it
     model[1](middle).square().sum().backward()
     assert made.finish()
 
@@ -509,6 +512,7 @@ def test_auto_takes_one_format_on_all_ranks_and_says_why(tmp_path: Path) -> None
         with g.strategy([(30, 40)], config("ring", "auto")) as made:
             for seed in range(14):
                 held = g.averaged(made, g.part(rank, [(30, 40)], seed))
+            assert isinstance(made, Ring)
             return made.format, made.notes, held
 
     (format, notes, held), *others = together(3, tmp_path, work)

@@ -147,7 +147,7 @@ def test_a_step_that_is_left_out_leaves_the_batch_norm_statistics_as_they_were(
             train_on(data.load(small, os.environ), config)
         saved = torch.load(folder / "step-00000005" / "model.pt", weights_only=True)["model"]
         return (
-            int(model.normal.num_batches_tracked),
+            int(model.normal.num_batches_tracked or 0),
             [bool(buffer.isfinite().all()) for buffer in model.buffers()],
             [name for name, value in saved.items() if not value.isfinite().all()],
         )

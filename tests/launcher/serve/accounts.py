@@ -72,7 +72,7 @@ class Account:
 def hidden_from_others() -> list[tuple[Path, Path]]:
     """What ringctl is made of and lies in a folder that others may not enter, such as /root; and that one."""
     found = []
-    for path in dict.fromkeys(map(Path, (sys.base_prefix, sys.prefix, PROJECT))):
+    for path in dict.fromkeys(Path(each) for each in (sys.base_prefix, sys.prefix, PROJECT)):
         closed = [each for each in reversed(path.parents) if not each.stat().st_mode & 0o001]
         found += [(path, closed[0])] if closed else []
     return found

@@ -14,6 +14,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import not_a_server_error
+from schemathesis.core.result import Ok
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     negative_data_rejection,
@@ -84,7 +85,7 @@ DOCUMENT = (
 )
 
 
-OPERATIONS = [found.ok() for found in DOCUMENT.get_all_operations()]
+OPERATIONS = [found.ok() for found in DOCUMENT.get_all_operations() if isinstance(found, Ok)]
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.label)
@@ -97,7 +98,7 @@ def test_whatever_is_asked_the_answer_is_as_described(operation: Any, at_the_doo
         suppress_health_check=list(HealthCheck),
     )
     @given(case=operation.as_strategy())
-    def asked(case: schemathesis.Case) -> None:
+    def asked(case: schemathesis.Case[Any]) -> None:
         if isinstance(case.body, dict) and case.path == "/api/submit" and is_moment(case.body.get("at")):
             case.body["at"] = 9e9  # it is not to start
         headers = {"Authorization": f"Bearer {at_the_door.token}"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.server
 import sys
 import threading
@@ -332,6 +333,10 @@ def test_a_link_that_is_followed_from_another_site_leads_to_its_place(browser: B
         assert browser.driver.current_url == place
 
 
+def is_elsewhere(browser: Browser, before: str) -> bool:
+    return bool(browser.driver.current_url != before)
+
+
 def test_whoever_signs_in_after_following_a_link_comes_to_its_place(browser: Browser) -> None:
     with linked() as (service, place, site):
         browser.driver.delete_all_cookies()
@@ -342,7 +347,7 @@ def test_whoever_signs_in_after_following_a_link_comes_to_its_place(browser: Bro
             shown = browser.driver.current_url
             assert "linked" not in browser.driver.page_source
             browser.click("button")
-            browser.wait(lambda shown=shown: browser.driver.current_url != shown, "another try")
+            browser.wait(functools.partial(is_elsewhere, browser, shown), "another try")
         tab = browser.driver.current_window_handle
         browser.driver.switch_to.new_window("tab")
         browser.open(service.link)

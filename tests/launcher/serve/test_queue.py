@@ -425,7 +425,7 @@ def test_a_restart_is_interrupted_also_by_a_service_that_has_not_begun_it() -> N
             process.kill()
     assert not found.interrupt(), "the number may be somebody else's by now"
     assert reserving.rooms("r1") == {}
-    assert list(reserving.left()) == list(reserving.folder().iterdir()) == []
+    assert (list(reserving.left()), list(reserving.folder().iterdir())) == ([], [])
 
 
 def test_a_run_that_is_stopped_while_it_is_started_again_does_not_go_on(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import socket
 import sys
@@ -182,7 +183,7 @@ def test_what_leaves_the_first_screen_is_told_as_it_ended_and_what_is_forgotten_
         wait_for(lambda: states(run)[-1:] == ["succeeded"], "how it ended")
         for name in (run, "newer-59"):
             history.forget(name)
-            wait_for(lambda name=name: ("gone", [name]) in heard, "that it is gone")
+            wait_for(functools.partial(heard.__contains__, ("gone", [name])), "that it is gone")
         history.enlist("newer-59", state="cancelled")
         wait_for(lambda: len(states("newer-59")) == 2, "that there is such a one again")
 
