@@ -327,7 +327,7 @@ class Frozen(paramiko.ServerInterface):
     def check_channel_request(self, kind: str, chanid: int) -> int:  # noqa: ARG002 - paramiko names them
         return paramiko.common.OPEN_SUCCEEDED
 
-    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:  # noqa: ARG002 (paramiko names it)
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:  # noqa: ARG002 - paramiko names it
         self.thawed.wait(20.0)
         return False
 
@@ -910,7 +910,7 @@ class Anybodys(paramiko.ServerInterface):
     def check_channel_request(self, kind: str, chanid: int) -> int:  # noqa: ARG002 - paramiko names them
         return paramiko.common.OPEN_SUCCEEDED
 
-    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:  # noqa: ARG002 (paramiko names it)
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:  # noqa: ARG002 - paramiko names it
         self.threads.append(threading.Thread(target=self.answered, args=(channel,)))
         self.threads[-1].start()
         return True

@@ -23,7 +23,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 @pytest.fixture
-def at_the_door(door: Service, clean: None, monkeypatch: pytest.MonkeyPatch) -> Service:  # noqa: ARG001 (asked for what it does)
+def at_the_door(door: Service, clean: None, monkeypatch: pytest.MonkeyPatch) -> Service:  # noqa: ARG001 - sets the environment
     """The same, with its home as ours."""
     monkeypatch.setenv("RINGCTL_HOME", str(Path(door.folder) / "ringctl"))
     monkeypatch.setenv("RINGCTL_SLOTS", str(Path(door.folder) / "slots"))

@@ -303,7 +303,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 @pytest.fixture
-def scene(opened: Scene, clean: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:  # noqa: ARG001 (asked for what it does)
+def scene(opened: Scene, clean: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:  # noqa: ARG001 - sets the environment
     monkeypatch.setenv("RINGCTL_HOME", str(Path(opened.service.folder) / "ringctl"))
     monkeypatch.setenv("RINGCTL_SLOTS", str(Path(opened.service.folder) / "slots"))
     yield opened
