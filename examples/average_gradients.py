@@ -12,19 +12,19 @@ rank, world = dist.get_rank(), dist.get_world_size()
 
 torch.manual_seed(0)  # the same model everywhere
 model = nn.Linear(1, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 mine = torch.Generator().manual_seed(rank)  # and a share of the data for each
 
 for _ in range(200):
     x = torch.randn(16, 1, generator=mine)
     loss = ((model(x) - (3 * x + 1)) ** 2).mean()
-    optimizer.zero_grad()
+    model.zero_grad()
     loss.backward()
     for parameter in model.parameters():
         assert parameter.grad is not None  # backward has made it
         dist.all_reduce(parameter.grad)  # the sum over all ranks ...
         parameter.grad /= world  # ... makes the mean
-    optimizer.step()
+        with torch.no_grad():
+            parameter.sub_(0.1 * parameter.grad)
 
 slope, offset = model.weight.item(), model.bias.item()
 print(f"rank {rank} found y = {slope:.3f} x + {offset:.3f}", flush=True)

@@ -23,7 +23,6 @@ torch.manual_seed(0)
 convolutions = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(4), nn.Flatten())
 head = nn.Linear(8 * 7 * 7, 10)
 part = convolutions if rank == 0 else head
-optimizer = torch.optim.SGD(part.parameters(), lr=0.05)
 draw = torch.Generator().manual_seed(1)  # both ranks draw the same images, of which each needs a part
 digits = torch.randn(10, 1, 28, 28, generator=draw)  # what a digit looks like, before noise
 
@@ -31,7 +30,7 @@ first = last = 0.0
 for _ in range(STEPS):
     labels = torch.randint(0, 10, (BATCH,), generator=draw)
     images = digits[labels] + 0.5 * torch.randn(BATCH, 1, 28, 28, generator=draw)
-    optimizer.zero_grad()
+    part.zero_grad()
     if rank == 0:
         activations = convolutions(images)
         dist.send(activations.detach(), 1)
@@ -47,7 +46,10 @@ for _ in range(STEPS):
         assert activations.grad is not None  # as it is to leave it
         dist.send(activations.grad, 0)
         first, last = first or loss.item(), loss.item()
-    optimizer.step()
+    with torch.no_grad():
+        for parameter in part.parameters():
+            assert parameter.grad is not None
+            parameter.sub_(0.05 * parameter.grad)
 
 if rank == 1:
     print(f"the loss fell from {first:.2f} to {last:.2f}", flush=True)
