@@ -93,7 +93,8 @@ def show_list(found: list[dict[str, Any]], as_json: bool, chosen: bool) -> None:
 
 
 def refresh() -> None:
-    """Have the hosts of runs that go on say how they are; how one ended is written down by that."""
+    """Have the hosts of runs that go on say how they are; how one ended is written down by that, and
+    here that nobody looks after it any more."""
     from launcher import history, listing
     from launcher import runs as all_runs
 
@@ -102,7 +103,9 @@ def refresh() -> None:
         now = all_runs.refreshed(all_runs.found_of(record), pool()) if record else None
         if now is None or now.is_over or now.state is None:
             continue
-        if now.state.state == "running" and row["state"] == "starting":
+        if now.state.state == "lost" and not now.silent:
+            history.close(now.state)
+        elif now.state.state == "running" and row["state"] == "starting":
             with contextlib.suppress(RingctlError):  # a disk that can only be read: then it is not said
                 history.mark_running(row["run"], now.state.attempt)
 

@@ -38,9 +38,11 @@ REPLACED = ("state.json", "plan.json", "stop.json", "again.json")
 
 class Known:
     """What is known of ranks whose supervisor is gone: how processes ended that it did not live to reap, by
-    their numbers, and what the ranks told last, by theirs."""
+    their numbers, and what the ranks told last, by theirs. What was gone `unasked` was not stopped, whoever
+    wants that since."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, unasked: bool = False) -> None:
+        self.unasked = unasked
         self.statuses: dict[int, int] = {}
         self.metrics: dict[int, dict[str, Any]] = {}
         self.told_to_end = False  # all of them, by somebody who ends whatever is there
@@ -75,7 +77,7 @@ def close_books(
         state = read_json(os.path.join(folder, "state.json"))
         if state is None or not is_state(state) or state["state"] in FINAL or alive(state["hostd"]):
             return  # the last: of a later attempt, which began this moment
-        asked = stop_word(folder, int(state["attempt"]))
+        asked = None if known.unasked else stop_word(folder, int(state["attempt"]))
         wanted = asked.get("reason", "stopped") if asked else reason  # on a full disk there is no word
         stopped = wanted == "stopped"
         reason = "stopped" if stopped else reason

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from launcher.hostbooks import REPLACED, close_books
+from launcher.hostbooks import REPLACED, Known, close_books
 from launcher.hostcode import remove_half
 from launcher.hostdisk import remove_leftovers
 from launcher.hostproc import (
@@ -23,7 +23,7 @@ from launcher.hostproc import (
     start_time,
 )
 from launcher.hostruns import FINAL, Unreadable, read_state, run_folder
-from launcher.hostword import MAY_BE, NOT_AGAIN, STOP_SIGNAL, leave_word
+from launcher.hostword import KILLED, MAY_BE, NOT_AGAIN, REBOOTED, STOP_SIGNAL, leave_word, stop_word
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def command_tell(request: dict[str, Any]) -> dict[str, Any]:
     for want of those on other hosts, are stopped ones."""
     run, attempt = str(request["run"]), int(request["attempt"])
     state = read_state(run)
-    if state is not None and state["state"] not in FINAL and int(state["attempt"]) == attempt:
+    if state is not None and state["state"] not in (*FINAL, "lost") and int(state["attempt"]) == attempt:
         try:
             Wanted(request).leave_word(attempt)
         except OSError:
@@ -57,10 +57,16 @@ class Wanted:
         self.age = float(request.get("age") or 0.0)  # seconds; an older ringctl does not say
         # None: also whatever later attempt there is
         self.upto = self.attempt if request.get("exact") else None
+        self.gone = ""  # why its supervisor was, before anybody wanted it to end
 
     def leave_word(self, attempt: int) -> None:
         by_hand = self.upto is None
         leave_word(self.folder, attempt, self.grace, self.reason, self.again, self.age, by_hand)
+
+    def look_who_was_gone(self, state: dict[str, Any]) -> None:
+        """Before the word is left: a host that has lost its power, say, was not stopped."""
+        if state["state"] == "lost" and stop_word(self.folder, int(state["attempt"])) is None:
+            self.gone = KILLED if state["hostd"]["boot"] == boot_id() else REBOOTED
 
     def is_later(self, state: dict[str, Any]) -> bool:
         """What runs here is not what was to be ended."""
@@ -76,6 +82,7 @@ def command_stop(request: dict[str, Any]) -> dict[str, Any]:
         before = state_once_swept(wanted)
     if before is None:
         return unknown(wanted)
+    wanted.look_who_was_gone(before)
     number: int = signal.SIGTERM
     ends, unsaid = 0, ""  # the newest attempt that has been told; why that could not be written down
     while ends < int(before["attempt"]) and not wanted.is_later(before):
@@ -132,7 +139,8 @@ def in_the_end(
         free_kept_slots(wanted.run)
     why = ""
     try:
-        close_books(wanted.folder, wanted.reason, still, MAY_BE)
+        known = Known(unasked=bool(wanted.gone))
+        close_books(wanted.folder, wanted.gone or wanted.reason, still, MAY_BE, known)
     except OSError as error:
         why = error.strerror or str(error)  # a full disk, say: what matters is ended
     after = read_state(wanted.run) or before

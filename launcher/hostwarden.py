@@ -101,6 +101,8 @@ def be_warden(folder: str, plan: dict[str, Any], answer: int, lock: int) -> int:
     while child not in known.statuses:
         pid, ended = os.waitpid(-1, 0)
         known.statuses[pid] = ended
+    word = stop_word(folder, int(plan["attempt"]))
+    known.unasked = word is None
     known.statuses.update(reap())  # ranks that had ended as well, and that nobody has reaped
     status = known.statuses[child]
     for number in END_SIGNALS:
@@ -109,7 +111,7 @@ def be_warden(folder: str, plan: dict[str, Any], answer: int, lock: int) -> int:
     if status:  # hostd did not live to do it itself
         from launcher import hostslots
 
-        wanted = (stop_word(folder, int(plan["attempt"])) or {}).get("reason") == "stopped"
+        wanted = (word or {}).get("reason") == "stopped"
         hostslots.let_go(str(plan["run"]), 0.0 if wanted else float(plan.get("keeps") or 0))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     unwritten = 0

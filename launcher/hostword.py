@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 KILLED = "its supervisor was killed"
+REBOOTED = "its supervisor is gone, for the host was started anew since"
 TOLD_TO_END = "its supervisor was told to end (SIGTERM), and nobody had stopped the run"
 NOT_AGAIN = "it is not started again"  # so what has failed need not keep its slots any longer
 # Told to end by a stop whose word could not be written down; others send SIGTERM and SIGINT as well.

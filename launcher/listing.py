@@ -13,7 +13,7 @@ from launcher.errors import InputError
 from launcher.logs import ranges
 from launcher.model import RankState, RunState, to_json
 from launcher.text import number
-from launcher.told import figure
+from launcher.told import figure, step_of
 
 GOING_ON = ("starting", "running")
 COLUMNS = (
@@ -198,12 +198,11 @@ def ranks(state: RunState | None, record: history.Record | None, now: float) -> 
 def rank_json(rank: RankState, now: float) -> dict[str, Any]:
     known = ("rank", "host", "state", "pid", "exit_code", "signal", "reason")
     told = ("step", "loss", "samples_per_s", "step_ms", "comm_ms", "bytes_sent")
-    step = figure("step", rank.metric.get("step"))
     return {
         **{key: getattr(rank, key) for key in known},
         "heartbeat_age_s": round(max(0.0, now - rank.seen), 3) if rank.seen else None,
         **{key: number(rank.metric.get(key)) for key in told},
-        "step": step if isinstance(step, int) else None,
+        "step": step_of(rank.metric.get("step")),
     }
 
 

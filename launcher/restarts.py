@@ -12,6 +12,7 @@ from launcher.diagnose import Cause
 from launcher.errors import HostError, RingctlError
 from launcher.model import Host, Inventory, Plan, RankState
 from launcher.plan import LaunchOptions, place
+from launcher.told import figure
 from launcher.watch import Outcome
 from launcher.watching import Failure
 
@@ -25,8 +26,8 @@ def failure_of(outcome: Outcome) -> Failure:
     """What is worth knowing of a failed attempt when the next one fails."""
     state, cause = outcome.state, outcome.cause
     who = state.ranks.get(cause.rank) if cause and cause.rank is not None else None
-    steps = [r.metric.get("step") for r in ([who] if who else state.ranks.values())]
-    step = max((step for step in steps if isinstance(step, int)), default=None)
+    steps = [figure("step", r.metric.get("step")) for r in ([who] if who else state.ranks.values())]
+    step = max((step for step in steps if isinstance(step, (int, float))), default=None)
     text = cause.text if cause else f"it is {state.state}"
     telling = who is not None and not (cause and is_anothers(cause, who))
     return Failure(state.attempt, step, PASSING.sub("#", text) if telling else "", text)
@@ -49,7 +50,7 @@ def why_not_again(options: LaunchOptions, failures: Sequence[Failure]) -> str:
         times = "once" if options.max_restarts == 1 else f"{options.max_restarts} times"
         return f"it was started again {times}, as often as --max-restarts allows"
     if len(failures) > 1 and failures[-1].error and same(failures[-1], failures[-2]):
-        where = "" if failures[-1].step is None else f" at step {failures[-1].step}"
+        where = "" if failures[-1].step is None else f" at step {failures[-1].step:.12g}"
         return f"it failed{where} as the attempt before did; starting again would not help"
     return ""
 

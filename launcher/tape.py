@@ -27,7 +27,7 @@ from launcher.follow import Place
 from launcher.logs import found_in
 from launcher.model import Event, RunState, from_json, to_json
 from launcher.text import number
-from launcher.told import figure
+from launcher.told import figure, step_of
 
 if TYPE_CHECKING:
     from launcher.watch import Outcome
@@ -158,8 +158,8 @@ class Summary:
         for key in history.TOLD:
             if key != "samples_per_s" and key in data:
                 self.told[key] = figure(key, data[key])
-        step, loss = figure("step", data.get("step")), number(data.get("loss"))
-        if isinstance(step, int):
+        step, loss = step_of(data.get("step")), number(data.get("loss"))
+        if step is not None:
             self.told["at"] = event.time
             if self.told.get("since", [0])[0] != event.attempt:
                 self.told["since"] = [event.attempt, event.time, step]
@@ -274,11 +274,10 @@ class Tape:
         counts: dict[tuple[int, int, int], int] = {}
         last: dict[tuple[int, int, int], int] = {}
         for id_, event in metrics:
-            data, rank, step = event.data, event.rank or 0, event.data.get("step")
+            data, rank, step = event.data, event.rank or 0, step_of(event.data.get("step"))
             key = event.attempt, rank, SCORED if "accuracy" in data else ORDINARY
             counts[key] = ordinal = counts.get(key, self._counts.get(key, 0)) + 1
             last[key] = id_
-            step = step if isinstance(step, int) and abs(step) < 1 << 62 else None
             where = (self.run, id_, event.attempt, rank, step, event.time)
             rows.append((*where, key[2], level_of(ordinal), encode(plain(data))))
         self._db.executemany("INSERT INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)

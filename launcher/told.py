@@ -61,6 +61,12 @@ def figure(key: str, value: Any) -> int | float | str | None:
     return value if isinstance(value, float) and abs(value) < 1e300 else None
 
 
+def step_of(value: Any) -> int | None:
+    """A step as a whole number, which some programs tell as 20.0."""
+    step = figure("step", value)
+    return int(step) if isinstance(step, (int, float)) and abs(step) <= MOST else None
+
+
 # --- States --------------------------------------------------------------------------------------
 
 

@@ -47,7 +47,7 @@ class Failure:
     """How one attempt ended."""
 
     attempt: int
-    step: int | None  # the last one that the rank which failed first had done
+    step: float | None  # the last one that the rank which failed first had done
     error: str  # what is the same when it fails in the same way; "" for what says nothing about the program
     cause: str  # in a sentence
     counts: bool = True  # as one of those that --max-restarts allows

@@ -441,7 +441,7 @@ WITHOUT_ID = 'env -i MARKED="$RINGCTL_TEST_MARK" sleep 600'
 
 
 @pytest.mark.parametrize("orphan", ["setsid sleep 600", WITHOUT_ID], ids=["with its id", "in a session"])
-def test_a_run_whose_supervisors_all_died_is_lost_until_it_is_stopped(orphan: str) -> None:
+def test_a_run_whose_supervisors_all_died_is_lost_and_has_failed_once_somebody_stops_it(orphan: str) -> None:
     run = detach(["sh", "-c", f"{orphan} & echo $!; wait"], world=1)
     pid = int(wait_for(lambda: lines(events(run), 0), "the grandchild")[0])
     heard = state(run)["uptime"]
@@ -453,10 +453,11 @@ def test_a_run_whose_supervisors_all_died_is_lost_until_it_is_stopped(orphan: st
     wait_for(
         lambda: json.loads(ringctl("status", run, "--json").stdout)["state"] == "lost", "the loss to be seen"
     )
+    assert json.loads(ringctl("runs", "list", "--json").stdout)[0]["state"] == "lost"
     ringctl("stop", run)
     assert not is_alive(pid)
-    assert json.loads(ringctl("status", run, "--json").stdout)["state"] == "stopped"
-    assert len(exits(events(run))) == 1
+    assert json.loads(ringctl("status", run, "--json").stdout)["state"] == "failed"
+    assert [event["reason"] for event in exits(events(run)).values()] == ["its supervisor was killed"]
 
 
 def test_a_stop_ends_what_is_below_a_stuck_supervisor_whose_warden_died() -> None:

@@ -280,6 +280,13 @@ def test_a_failure_that_repeats_itself_is_not_tried_for_ever(words: str) -> None
     assert "it failed as the attempt before did; starting again would not help" in said
 
 
+@pytest.mark.parametrize("step", ["$attempt", "$attempt.0", "0.$attempt"])
+def test_the_same_error_at_a_later_step_is_tried_again(step: str) -> None:
+    told = f'echo "{{\\"step\\": {step}}}" >>$RINGCTL_METRICS'
+    seen, said = launched("--max-restarts", "3", *script(f"{told}; [ $attempt = 3 ] || exit 9"), code=0)
+    assert seen[-1]["attempt"] == 3, said
+
+
 def test_after_the_last_attempt_that_it_may_have_it_is_over() -> None:
     command = script("exit $((9 + attempt))")
     seen, said = launched("--max-restarts", "2", *command, code=1)

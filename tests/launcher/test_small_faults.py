@@ -408,7 +408,7 @@ def test_a_process_that_has_the_number_of_a_supervisor_of_old_is_left_alone(diff
         assert ask_hostd("runs", {"run": run})["runs"][0]["state"] == "lost"
         assert ask_hostd("stacks", {"run": run}) == {"known": True, "asked": False}
         stopped = ask_hostd("stop", {"run": run, "grace": 0.1})
-        assert (stopped["was"], stopped["state"], stopped["left"]) == ("lost", "stopped", [])
+        assert (stopped["was"], stopped["state"], stopped["left"]) == ("lost", "failed", [])
         assert other.poll() is None
         assert is_alive(other.pid)
     finally:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from launcher import watch
+from launcher.hostword import REBOOTED
 from launcher.transport.connect import DEAD_S
 from tests.conftest import eventually
 from tests.launcher import hosts
@@ -97,6 +98,26 @@ def test_when_a_host_reboots_the_run_ends_on_the_others_and_that_host_is_named(
     assert "server2" in first
     assert "server1" not in first
     assert eventually(lambda: not hosts.left_on(cluster)), hosts.left_on(cluster)
+
+
+def test_a_run_that_failed_as_a_host_lost_its_power_stays_failed_when_it_is_stopped(
+    cluster: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGCTL_LEASE", "1")
+    inventory(cluster, only=TWO)
+    launch = Launch(tmp_path, *TALK)
+    often = 15  # meanwhile the supervisors have heard of each other
+    wait_for(lambda: launch.said().count("[1 server2] up") > often, "that it has run for a while")
+    cluster.power_off("server2")
+    assert "ringctl stop" in launch.ended(1)
+    cluster.boot("server2")
+    cluster.heal("server2")
+    ringctl("stop")
+    end = json.loads(ringctl("logs", "--json").stdout.splitlines()[-1])
+    assert (end["state"], end["exit_code"]) == ("failed", 1)
+    assert end["cause"] == f"the run was ended on server2: {REBOOTED}"
+    for listed in (("ps", "--all", "--json"), ("runs", "list", "--json")):
+        assert [row["state"] for row in json.loads(ringctl(*listed).stdout)] == ["failed"]
 
 
 def test_a_run_whose_folder_is_gone_on_one_host_is_ended_on_the_others(
