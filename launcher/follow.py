@@ -44,6 +44,7 @@ NOT_STARTED = "was not started on this host"  # hostd's words
 LATER_NOT_STARTED = re.compile(rf"attempt (?!1 )\d+ of run \S+ {NOT_STARTED}")
 EARLIER = "`ringctl logs --previous` shows the attempt before it"
 GONE = "its supervisor is gone, and has not said how its ranks ended"
+STILL_GOES_ON = "its ranks still go on"
 LINE, TEXT = b'{"kind":"line"', b'"text":"'
 TOO_MUCH = "an event that holds more than any"
 NOTES = (b'{"kind":"cursor"', b'{"kind":"tick"', b'{"kind":"end"', b'{"kind":"error"')
@@ -376,6 +377,7 @@ class Update:
     lost: Mapping[str, str]  # hosts whose part of the run is gone without having been ended, and why
     places: Mapping[str, Place] = field(default_factory=dict)  # where to go on after these events
     open: frozenset[str] = frozenset()  # hosts whose part is not over, or not given out to its end
+    going_on: frozenset[str] = frozenset()  # hosts of which all is given out that there is, and more comes
 
     @property
     def unheard(self) -> dict[str, str]:
@@ -444,7 +446,8 @@ def follow(
             readers.mind(merger.has_room)
             places = places_after(taken, events)
             unfinished = heard.open | merger.held_back
-            yield Update(events, not heard.behind, heard.away, heard.lost, places, frozenset(unfinished))
+            places_and_open = places, frozenset(unfinished), frozenset(heard.going_on)
+            yield Update(events, not heard.behind, heard.away, heard.lost, *places_and_open)
     finally:
         readers.stop()
 
@@ -478,6 +481,7 @@ class Heard:
         self.open, self.behind = set(hosts), set(hosts)
         self.away: Mapping[str, str] = {}
         self.lost: Mapping[str, str] = {}
+        self.going_on: set[str] = set()
         self._refused: set[str] = set()
         self._spoken: set[str] = set()  # hosts of which anything has come
         self._told = dict.fromkeys(hosts, 0.0)  # the times of their latest events
@@ -500,6 +504,8 @@ class Heard:
             self.away = {**others, host: piece.away} if piece.away else others
         if piece.over:
             self.open.discard(host)
+        if piece.over and piece.state in ("starting", "running"):  # it was not asked to wait for more
+            self.going_on.add(host)
         self._spoken.add(host)
         if piece.events:
             self._told[host] = piece.events[-1].time

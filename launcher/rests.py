@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from launcher.agent import Agent
 from launcher.errors import RingctlError
 from launcher.fanout import fan_out
-from launcher.follow import Place, follow
+from launcher.follow import STILL_GOES_ON, Place, Update, follow
 from launcher.lastword import said_last
 from launcher.model import Event, Plan, RunState
 from launcher.transport import Pool
@@ -20,6 +20,7 @@ from launcher.watch import Screen
 AT_ONCE_S = 0.05  # so long it is read before the newest attempt has its turn again
 QUIET_S, LONGEST_S = 20.0, 300.0  # so long, after the end, hosts may be silent, and talk
 HURRY_S = 10.0  # and so long if somebody waits for us to end
+AGAIN_S = 1.0  # how often it is looked then whether ranks that still went on have been ended
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,13 @@ class Rest:
 class Reading:
     """One rest, as it comes. `live` through drops of the connection, and until the host's part is over."""
 
-    def __init__(self, agent: Agent, run: str, rest: Rest, *, live: bool) -> None:
+    def __init__(self, agent: Agent, run: str, rest: Rest, *, live: bool, is_new: bool = True) -> None:
         self.rest = rest
         self.is_there = False  # the host can be heard at this moment
         self.is_over = False
-        self.is_new = True  # nothing of it has been shown
+        self.is_new = is_new  # nothing of it has been shown
         self.problem = ""  # why there is less of it than there should be
+        self.may_go_on = False  # what has been read has no end yet
         self._host = agent.host.name
         self._updates = follow(
             {self._host: agent},
@@ -66,11 +68,20 @@ class Reading:
             else:
                 events += update.events
                 self.rest = replace(self.rest, place=update.places.get(self._host, self.rest.place))
-                self.problem = update.away.get(self._host, "")
-                self.is_there = (self.is_there or update.caught_up or bool(events)) and not self.problem
+                self.problem, self.may_go_on = self._lacks(update)
+                there = self.is_there or update.caught_up or bool(events)
+                self.is_there = there and self._host not in update.away
                 if not update.events:
                     break
         return events
+
+    def _lacks(self, update: Update) -> tuple[str, bool]:
+        """Why this is not all, and whether the rest may come once somebody has ended what is there."""
+        host = self._host
+        if host in update.away:
+            return update.away[host], False
+        why = update.lost.get(host) or (STILL_GOES_ON if host in update.going_on else "")
+        return (f"{host}: {why}" if why else ""), bool(why)
 
     def close(self) -> None:
         self._updates.close()
@@ -86,6 +97,7 @@ class Rests:
         self._agents: dict[str, Agent] = {}
         self._waiting: dict[str, deque[Rest]] = {}
         self._open: dict[str, Reading] = {}
+        self._unended: list[tuple[str, Reading]] = []  # read as far as they went, without an end
         self._missing: list[str] = []
 
     def add(
@@ -116,7 +128,8 @@ class Rests:
         hurry: Callable[[], bool] = lambda: False,
         given_up: Callable[[], bool] = lambda: False,
     ) -> Iterator[list[Event]]:
-        """What can still be had now that the run is over: who is away is asked once more, as `agents`."""
+        """What can still be had now that the run is over: who is away is asked once more, as `agents`, and
+        whoever has come to no end, again and again: somebody may be about to end what is there."""
         away = {name: reading for name, reading in self._open.items() if not reading.is_there}
         fan_out(away.values(), Reading.close)
         for name, reading in away.items():
@@ -124,10 +137,14 @@ class Rests:
             self._waiting.setdefault(name, deque()).appendleft(reading.rest)
         self._agents.update({name: agents[name] for name in self._agents.keys() & agents.keys()})
         began = heard = time.monotonic()
-        while (self._waiting or self._open) and not given_up():
+        again = 0.0
+        while (self._waiting or self._open or self._unended) and not given_up():
             now = time.monotonic()
             if now > heard + QUIET_S or now > began + (HURRY_S if hurry() else LONGEST_S):
                 break
+            if now > again:
+                again = now + AGAIN_S
+                self._ask_again()
             events = self._look(live=False)
             if events:
                 came = time.monotonic()
@@ -145,7 +162,8 @@ class Rests:
             why = (reading and reading.problem) or f"{name}: it does not come to an end"
             rests = (*([reading.rest] if reading else []), *waiting)
             sentences += [words(why, rest) for rest in rests if rest.missed]
-        return sentences
+        unended = [reading for _, reading in self._unended if reading.rest.missed]
+        return sentences + [words(reading.problem, reading.rest) for reading in unended]
 
     def close(self) -> None:
         fan_out(self._open.values(), Reading.close)  # each takes a moment if its host is away
@@ -167,9 +185,21 @@ class Rests:
             events += came
             if reading.is_over:
                 del self._open[name]
-                if reading.problem and reading.rest.missed:
+                if reading.may_go_on:
+                    self._unended.append((name, reading))
+                elif reading.problem and reading.rest.missed:
                     self._missing.append(words(reading.problem, reading.rest))
         return events
+
+    def _ask_again(self) -> None:
+        """Of each host one, for as long as another is open."""
+        unended, self._unended = self._unended, []
+        for name, former in unended:
+            if name in self._open:
+                self._unended.append((name, former))
+                continue
+            agent, is_new = self._agents[name], former.is_new
+            self._open[name] = Reading(agent, self.run, former.rest, live=False, is_new=is_new)
 
     def _next(self, name: str) -> Rest:
         rest = self._waiting[name].popleft()

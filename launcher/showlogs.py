@@ -255,7 +255,7 @@ class Seen:
         unheard, outcome = self.latest.unheard, None
         if self.state is not None and (over or self.state.state in fold.ENDED):
             outcome = watch.outcome(self.state, self.tails, unheard)
-        more = self.latest.away.keys() | self.latest.open
+        more = self.latest.away.keys() | self.latest.open | self.latest.going_on
         rest = {host: self.latest.places.get(host, first(self.attempt)) for host in more}
         return Shown(outcome, HostError.exit_code if unheard else 0, self.latest.away, rest)
 

@@ -14,7 +14,7 @@ import pytest
 from launcher import attempts, history, nextattempt, rests, watching
 from launcher.agent import Agent
 from launcher.ask import Asked
-from launcher.follow import first
+from launcher.follow import GONE, STILL_GOES_ON, first
 from launcher.model import Event, Host, Inventory, Plan, RunState
 from launcher.plan import LaunchOptions
 from launcher.rests import Rests
@@ -96,6 +96,37 @@ def test_a_host_that_has_no_more_to_say_is_not_announced(monkeypatch: pytest.Mon
     with rest_of(telling(CURSOR, nothing, END), monkeypatch, notes.append) as (found, agents):
         assert [event.kind for events in found.last(agents) for event in events] == ["host_finished"]
     assert notes == []
+
+
+@pytest.mark.parametrize("state", ["running", "lost"])
+def test_what_has_no_end_when_the_run_is_over_is_read_again_until_it_has_one(
+    state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = tmp_path / "ended"
+    rest = telling(CURSOR, *LINES, {**END, "state": "stopped"})
+    script = f"if [ -e {ended} ]; then {rest}\nelse {telling(CURSOR, {**END, 'state': state})}\nfi"
+    with rest_of(script, monkeypatch) as (found, agents):
+        threading.Timer(0.5, ended.touch).start()
+        assert [text for events in found.last(agents) for text in texts(events)][-1] == "line 2"
+        assert found.missing() == []
+
+
+@pytest.mark.parametrize(("state", "why"), [("running", STILL_GOES_ON), ("lost", GONE)])
+def test_what_never_has_an_end_is_said_to_be_missing(
+    state: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rests, "QUIET_S", 0.5)
+    notes: list[str] = []
+    with rest_of(telling(CURSOR, LINES[0], {**END, "state": state}), monkeypatch, notes.append) as (
+        found,
+        agents,
+    ):
+        assert texts(found.look() + [event for events in found.last(agents) for event in events]) == [
+            "line 0"
+        ]
+        (words,) = found.missing()
+    assert words == f"liar: {why}; the rest of its log of attempt 1 is missing here"
+    assert notes == ["liar: what it said in attempt 1 while it was not heard:"]
 
 
 def test_who_never_comes_back_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
