@@ -76,6 +76,7 @@ def main() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started us
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for as long as we live
+    output.show_all()
     try:
         code = cli.main(prog_name="ringctl", standalone_mode=False)
         sys.stdout.flush()

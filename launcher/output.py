@@ -25,6 +25,34 @@ BROKEN = select.POLLERR | select.POLLHUP | select.POLLNVAL
 UNSHOWN = "nobody reads this any more; Ctrl-C stops the run all the same, and the rest is not shown"
 
 
+class Waiting(io.FileIO):
+    """The descriptor of a stream of ours. Somebody may have made it so, for all who share it, that nobody waits
+    there for room: here that is waited for."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream.fileno(), "w", closefd=False)
+        self._stream = stream  # which would close it otherwise
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        while (written := super().write(data)) is None:
+            is_ready(self.fileno(), LOOK_S)
+        return written
+
+
+def show_all() -> None:
+    """From here on all that is written to stdout and stderr arrives there: also where they are unbuffered, so
+    that a write may take only a part, and what their encoding lacks."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if descriptor_of(stream) is None:
+            continue
+        stream.flush()
+        errors = "backslashreplace" if stream.errors == "strict" else stream.errors
+        buffer = io.BufferedWriter(Waiting(stream))
+        at_once = stream.line_buffering or stream.write_through
+        setattr(sys, name, io.TextIOWrapper(buffer, stream.encoding, errors, line_buffering=at_once))
+
+
 class Counted(Protocol):
     """How often Ctrl-C was pressed, and what is to be done about it while something waits to be shown, which
     shows nothing itself."""
@@ -202,8 +230,13 @@ def never_waits(stream: TextIO) -> bool:
 
 def write_some(stream: TextIO, data: bytes | bytearray) -> int | None:
     """How much its file takes at once, without Python's buffer; None while it would have to wait."""
-    taken: int | None = getattr(stream.buffer, "raw", stream.buffer).write(data)
-    return taken
+    if never_waits(stream):
+        taken: int = stream.buffer.raw.write(data)  # type: ignore[attr-defined]  # a BufferedWriter has it
+        return taken
+    try:
+        return os.write(stream.fileno(), data)
+    except BlockingIOError:
+        return None
 
 
 def descriptor_of(stream: TextIO) -> int | None:

@@ -57,9 +57,7 @@ def screen_for(json: bool, output: Output | None = None) -> PlainScreen | JsonSc
 
 
 def write_out(data: bytes) -> None:
-    view = memoryview(data)
-    while view:  # an unbuffered stdout may take only a part of it
-        view = view[sys.stdout.buffer.write(view) or 0 :]
+    sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
 
 
@@ -239,19 +237,25 @@ def print_groups(
 def progress(state: RunState) -> RenderableType:
     """The bar and what is known of the run, in one line below the log."""
     from rich.progress_bar import ProgressBar
-    from rich.spinner import Spinner
     from rich.table import Table
     from rich.text import Text
 
     parts = text.progress_parts(state)
     if not parts:
-        return Spinner("dots", text=f" {state.state}: {text.count(state.world, 'rank')}")
+        return spinner(f" {state.state}: {text.count(state.world, 'rank')}")
     first = next(rank.metric for rank in state.ranks.values() if "step" in rank.metric)
     step, steps = text.number(first.get("step")), text.number(first.get("steps"))
     grid = Table.grid(padding=(0, 2))
-    bar = ProgressBar(total=steps, completed=step or 0, width=24) if steps else Spinner("dots")
+    bar = ProgressBar(total=steps, completed=step or 0, width=24) if steps else spinner()
     grid.add_row(bar, Text("  ".join(parts)))
     return grid
+
+
+def spinner(words: str = "") -> RenderableType:
+    from rich.spinner import Spinner
+
+    encoding = sys.__stdout__.encoding if sys.__stdout__ else ""  # a Live stands in the place of sys.stdout
+    return Spinner("dots" if encoding.lower().startswith("utf") else "line", text=words)
 
 
 def stacked(*parts: RenderableType) -> RenderableType:

@@ -11,6 +11,7 @@ import shlex
 import signal
 import struct
 import subprocess
+import sys
 import termios
 import time
 from collections.abc import Iterator, Mapping
@@ -126,6 +127,51 @@ def test_what_would_turn_text_around_is_shown_as_signs() -> None:
         with terminal([*RINGCTL, *args]) as one:
             shown = one.wait()
         assert ("ValueError: \\u202e fr- mr" in shown, "\u202e" in shown) == (True, False), args
+
+
+MANY = 6000
+COUNT = f"for number in range({MANY}): print('line', number)"
+NOT_WAITING = "import os, sys; os.set_blocking(1, False); os.execvp(sys.argv[1], sys.argv[1:])"
+
+
+@pytest.mark.parametrize("command", ["launch", "logs"])
+@pytest.mark.parametrize("buffered", [True, False], ids=["buffered", "unbuffered"])
+def test_a_terminal_that_does_not_wait_for_room_is_shown_everything(command: str, buffered: bool) -> None:
+    launch = ["launch", "--local", "--world", "1", "--no-prefork", "--", sys.executable, "-c", COUNT]
+    if command == "logs":
+        ringctl(*launch)
+    argv = [sys.executable, "-c", NOT_WAITING, *RINGCTL, *(launch if command == "launch" else ["logs"])]
+    with terminal(argv, PYTHONUNBUFFERED="" if buffered else "1") as one:
+        shown = one.wait()
+    assert one.process.returncode == 0, shown[-500:]
+    assert re.findall(r"line (\d+)\b", shown) == [str(number) for number in range(MANY)]
+
+
+def test_unbuffered_and_interrupted_while_it_writes_nothing_is_missing() -> None:
+    ringctl("launch", "--local", "--world", "1", "--no-prefork", "--", sys.executable, "-c", COUNT)
+    with terminal([*RINGCTL, "logs"], PYTHONUNBUFFERED="1") as one:
+        shown = one.wait("line 500")
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            os.kill(one.process.pid, number)
+            if number == signal.SIGSTOP:
+                wait_for(lambda: not is_running(one.process.pid), "that it stands still")
+        shown += one.wait()
+    assert re.findall(r"line (\d+)\b", shown) == [str(number) for number in range(MANY)]
+
+
+def is_running(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "tT"
+
+
+def test_what_a_terminal_has_no_letters_for_is_shown_as_signs() -> None:
+    says = f"printf '\\342\\234\\223 done\\n'; echo {METRIC} >>$RINGCTL_METRICS"
+    command = ("launch", "--local", "--world", "1", "--no-prefork", "--", "sh", "-c", says)
+    for args in (command, ("logs",), ("status",), ("ps",)):
+        with terminal([*RINGCTL, *args], PYTHONIOENCODING="latin-1", PYTHONUTF8="0") as one:
+            shown = one.wait()
+        assert one.process.returncode == 0, shown
+        assert "Traceback" not in shown
+        assert args in (("status",), ("ps",)) or "\\u2713 done" in shown
 
 
 def test_after_ctrl_z_and_fg_nothing_is_missing() -> None:
