@@ -24,7 +24,7 @@ from launcher.hostdisk import (
 from launcher.hostevents import FINAL_EVENTS, EventLog, log_exit, segment_name, segments
 from launcher.hostoutput import keep_last
 from launcher.hostproc import alive, exit_code, signal_name
-from launcher.hostruns import FINAL, is_state
+from launcher.hostruns import FINAL, is_state, state_in
 from launcher.hostword import MAY_BE, TOLD_TO_END, age_of, stop_word
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
@@ -74,7 +74,7 @@ def close_books(
         unwritten = unwritten or (MAY_BE if is_full(folder) else 0)
         remove_file(room_file(folder))
         remove_leftovers(folder, *REPLACED)
-        state = read_json(os.path.join(folder, "state.json"))
+        state = state_in(folder)
         if state is None or not is_state(state) or state["state"] in FINAL or alive(state["hostd"]):
             return  # the last: of a later attempt, which began this moment
         asked = None if known.unasked else stop_word(folder, int(state["attempt"]))

@@ -7,7 +7,7 @@ import time
 
 from launcher.hostanswer import Refused
 from launcher.hostdisk import read_json
-from launcher.hostproc import alive
+from launcher.hostproc import alive, boot_id
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
@@ -50,10 +50,40 @@ def read_state(run: str) -> dict[str, Any] | None:
 
 
 def read_as_it_is(run: str) -> dict[str, Any] | None:
-    state = read_json(os.path.join(run_folder(run), "state.json"))
+    state = state_in(run_folder(run))
     if state is not None and not is_state(state):
         raise Unreadable(run)
     return state
+
+
+def state_in(folder: str) -> dict[str, Any] | None:
+    """What its supervisor, or whoever did so in its place, has written down last. Of a file that was not on
+    the disk yet when the machine lost its power some file systems keep the name alone: then what the plan
+    tells, of processes that are gone."""
+    path = os.path.join(folder, "state.json")
+    state = read_json(path)
+    if state is not None or not os.path.exists(path):
+        return state
+    plan = read_json(os.path.join(folder, "plan.json")) or {}
+    try:
+        return as_planned(plan) if plan["boot"] != boot_id() else None
+    except (KeyError, TypeError, ValueError):
+        return None  # an older ringctl's, or what a rank has put in its place
+
+
+def as_planned(plan: dict[str, Any]) -> dict[str, Any]:
+    """The state of a run of which nothing else is known than that it was begun here."""
+    nobody, then = {"pid": 0, "start": None, "boot": plan["boot"]}, float(plan["begun"])
+    rank: dict[str, Any] = {
+        "pid": None, "start": None, "state": "running", "exit_code": None, "signal": None, "reason": "",
+        "stopping": None, "seen": then, "metric": {},
+    }  # fmt: skip
+    return {
+        **{key: plan[key] for key in ("run", "name", "attempt", "world", "host")},
+        "state": "running", "started": then, "ended": None, "updated": then,
+        "hostd": nobody, "warden": nobody, "left": [], "unwritten": 0, "segment": 1,
+        "ranks": [dict(rank, rank=spec["rank"]) for spec in plan["ranks"]],
+    }  # fmt: skip
 
 
 def is_state(value: dict[str, Any]) -> bool:

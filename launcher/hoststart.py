@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 
 from launcher.hostanswer import Refused
 from launcher.hostdisk import lock_file, read_json, replace_file
-from launcher.hostproc import alive, identity
+from launcher.hostproc import alive, boot_id, identity
 from launcher.hostruns import FINAL, home_folder, read_state, run_folder
 from launcher.hoststop import GONE_S, terminate
 from launcher.hostwarden import be, be_warden
@@ -45,7 +46,8 @@ def command_start(request: dict[str, Any]) -> dict[str, Any]:
             if before is not None:
                 return before
             refuse_again(request)
-        replace_file(os.path.join(folder, "plan.json"), json.dumps(request).encode())
+        plan = dict(request, boot=boot_id(), begun=time.time())
+        replace_file(os.path.join(folder, "plan.json"), json.dumps(plan).encode())
         read, write = os.pipe()
         if os.fork() == 0:
             os.close(read)

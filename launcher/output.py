@@ -26,8 +26,8 @@ UNSHOWN = "nobody reads this any more; Ctrl-C stops the run all the same, and th
 
 
 class Waiting(io.FileIO):
-    """The descriptor of a stream of ours. Somebody may have made it so, for all who share it, that nobody waits
-    there for room: here that is waited for."""
+    """The descriptor of a stream of ours. Somebody may have made it so, for all who share it, that nobody
+    waits there for room: here that is waited for."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream.fileno(), "w", closefd=False)

@@ -24,6 +24,7 @@ from launcher.hostdisk import LOCK_S
 from launcher.hostoutput import MetricsTail
 from launcher.hostranks import Rank
 from launcher.hostsupervisor import Supervisor
+from launcher.hostword import REBOOTED
 from tests.launcher.ringctl import (
     detach,
     events,
@@ -458,6 +459,28 @@ def test_a_run_whose_supervisors_all_died_is_lost_and_has_failed_once_somebody_s
     assert not is_alive(pid)
     assert json.loads(ringctl("status", run, "--json").stdout)["state"] == "failed"
     assert [event["reason"] for event in exits(events(run)).values()] == ["its supervisor was killed"]
+
+
+def test_a_run_whose_state_was_cut_short_when_its_host_lost_its_power_has_failed_and_may_start_again() -> (
+    None
+):
+    run = detach(["sh", "-c", "[ $RINGCTL_ATTEMPT = 1 ] && sleep 600; echo up"], world=2)
+    about = wait_for(lambda: state(run)["state"] == "running" and state(run), "its start")
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for who in ("warden", "hostd"):
+            os.kill(about[who]["pid"], number)
+    wait_for(lambda: not any(is_alive(rank["pid"]) for rank in about["ranks"]), "the end of its ranks")
+    (run_folder(run) / "state.json").write_text("")
+    plan = json.loads((run_folder(run) / "plan.json").read_text())
+    (run_folder(run) / "plan.json").write_text(json.dumps({**plan, "boot": "the one before"}))
+    told = json.loads(ringctl("status", run, "--json").stdout)
+    assert (told["state"], [rank["state"] for rank in told["ranks"]]) == ("lost", ["unknown", "unknown"])
+    said = ringctl("stop", run).stdout
+    assert "had not started" not in said, said
+    assert json.loads(ringctl("status", run, "--json").stdout)["state"] == "failed"
+    assert {event["reason"] for event in exits(events(run)).values()} == {REBOOTED}
+    ringctl("restart", run)
+    assert json.loads(ringctl("status", run, "--json").stdout)["state"] == "succeeded"
 
 
 def test_a_stop_ends_what_is_below_a_stuck_supervisor_whose_warden_died() -> None:
