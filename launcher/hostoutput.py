@@ -19,6 +19,7 @@ LONGEST_RECORD = 64 << 10  # bytes of a metrics record; longer ones are left out
 MOST_DEEP = 8  # and such as hold lists or objects in each other to more levels than this
 MOST_KEPT = 200  # names whose last values are kept of a rank, in its state and in every answer about it,
 LONGEST_KEPT = 200  # as long as neither the name nor the value is longer
+COMPARED = 2000  # bytes at two places of a metrics file; both have room where its warden finds them
 EVENT_KEYS = ("kind", "time", "run", "attempt", "host", "rank")  # a metrics record cannot set these
 
 
@@ -92,11 +93,14 @@ class LineSplitter:
 
 
 class MetricsTail:
-    """New records of a rank's metrics file."""
+    """New records of a rank's metrics file, which its program appends to, or writes anew with what it had
+    written and more, or with other records instead."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.offset = 0
+        self.head = b""  # the first bytes of what was read,
+        self.mark = b""  # and those before `offset`: what somebody has written anew has others
         self.skipped = 0  # bytes that nobody has read
 
     def size(self) -> int:
@@ -108,23 +112,18 @@ class MetricsTail:
     def read(self) -> list[dict[str, Any]]:
         """The records added since the last call; what is not a JSON object, or too much of one, is left
         out."""
-        try:
-            data = read_plain(self.path, self.offset)
-            if not data and self.is_begun_anew(self.size()):
-                data = read_plain(self.path)
-        except OSError:
-            return []
+        data = self.unread()
         whole = data[: data.rfind(b"\n") + 1]
-        if not whole and len(data) == READ_BYTES:
+        if not whole and len(data) >= READ_BYTES - COMPARED:
             whole = data  # no record is a megabyte long: skip the garbage
-        self.offset += len(whole)
+        self.take(whole)
         return records_in(whole)
 
     def rest(self, most: int) -> Iterator[list[dict[str, Any]]]:
         """What is there now, a piece at a time: whoever goes on writing does not keep us. Of more than `most`
         bytes, the last ones."""
+        self.unread()  # it may have been begun anew
         end = self.size()
-        self.is_begun_anew(end)
         self.skip_to(end - most)
         before = -1
         while before < self.offset < end:
@@ -132,25 +131,51 @@ class MetricsTail:
             yield self.read()
         yield self.read_unended()
 
-    def is_begun_anew(self, size: int) -> bool:
-        """Whether its program has opened it to write, and not to append: then it is read from its start."""
-        anew = size < self.offset
-        self.offset = 0 if anew else self.offset
-        return anew
+    def unread(self) -> bytes:
+        """What is there behind what was read, about as much as is read at a time."""
+        try:
+            data = read_plain(self.path, self.offset - len(self.mark))
+            if data.startswith(self.mark):
+                return data[len(self.mark) :]
+            if len(data) < len(self.mark) and self.is_being_repeated():
+                return b""  # until it is as long as it was
+            self.offset, self.head, self.mark = 0, b"", b""
+            return read_plain(self.path)
+        except OSError:
+            return b""
+
+    def is_being_repeated(self) -> bool:
+        """Whether a file that is shorter now begins as it did: its program is about to write the same again,
+        and then more. If it has ended before that, all that is there was read."""
+        return self.head.startswith(read_plain(self.path)[: len(self.head)])
+
+    def take(self, data: bytes) -> None:
+        """This was read."""
+        if self.offset == len(self.head):
+            self.head = (self.head + data)[:COMPARED]
+        self.mark = (self.mark + data)[-COMPARED:]
+        self.offset += len(data)
 
     def skip_to(self, offset: int) -> None:
-        self.skipped += max(0, offset - self.offset)
-        self.offset = max(offset, self.offset)
+        if offset > self.offset:
+            self.skipped += offset - self.offset
+            self.offset, self.mark = offset, b""
 
     def read_unended(self) -> list[dict[str, Any]]:
         """The last record, if it is whole and has no newline behind it: nobody who has ended writes one."""
-        try:
-            data = read_plain(self.path, self.offset)
-        except OSError:
-            return []
+        data = self.unread()
         records = records_in(data) if b"\n" not in data else []
-        self.offset += len(data) if records else 0
+        self.take(data if records else b"")
         return records
+
+    @property
+    def place(self) -> list[bytes]:
+        """How far it was read, for whoever is to go on."""
+        return [b"%d %d " % (self.offset, len(self.head)), self.head, self.mark]
+
+    def go_on_from(self, place: bytes) -> None:
+        offset, size, known = place.split(b" ", 2)
+        self.offset, self.head, self.mark = int(offset), known[: int(size)], known[int(size) :]
 
 
 def records_in(lines: bytes) -> list[dict[str, Any]]:

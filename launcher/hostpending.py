@@ -1,4 +1,5 @@
-"""What a supervisor has read of a rank's pipe and not written, kept where its warden finds it."""
+"""What a supervisor has read of a rank's pipe and not written, or how far it has read its metrics, kept where
+its warden finds it."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class Rank:
         self.ticks = -1  # processor time when it was asked for its stack; -1 when it was not
         self.splitters: dict[int, LineSplitter] = {}
         self.pending: dict[int, Pending] = {}
-        self.passed_on = Pending()  # how many bytes of its metrics are
+        self.passed_on = Pending()  # up to which place its metrics are
         self.write_ends: list[int] = []
         self.pid = 0
         self.start: int | None = None
@@ -139,10 +139,11 @@ class Rank:
 
     def last_metrics(self) -> Iterator[bytes]:
         """What has come to its metrics file since."""
-        offset = self.passed_on.rest
-        if offset is None:
+        place = self.passed_on.rest
+        if place is None:
             return
-        self.metrics.offset = int(offset or 0)
+        if place:
+            self.metrics.go_on_from(place)
         for records in self.metrics.rest(MOST_METRICS):
             for record in records:
                 keep_last(self.last, record)

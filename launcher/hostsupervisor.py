@@ -266,7 +266,7 @@ class Supervisor:
         if records:
             self.log.write(rank.metric_lines(records))
         if not self.log.held and not self.log.lost:
-            rank.passed_on.done([b"%d" % rank.metrics.offset])
+            rank.passed_on.done(rank.metrics.place)
 
     def read_last_metrics(self, rank: Rank) -> None:
         """With an ear for the others; and for whoever ends the run, not for long."""

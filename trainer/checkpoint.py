@@ -29,7 +29,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainer import agree, candidates, group
+from trainer import agree, candidates, group, wholefile
 from trainer import checkpoint_files as files
 from trainer.candidates import ABSENT, DAMAGED, UNFINISHED, WHOLE, Key, Look
 from trainer.checkpoint_files import MODEL, Damaged, place_of
@@ -171,7 +171,7 @@ class Checkpoints:
 
         def write_files() -> None:
             place.mkdir(parents=True, exist_ok=True)
-            files.sync_folder(self.folder)
+            wholefile.sync_folder(self.folder)
             files.keep_out_of_git(place)
             files.remove_strangers(place, self._world)
             for name, content in contents.items():
@@ -201,7 +201,7 @@ class Checkpoints:
         def remove_manifest() -> None:
             (place / self._manifest).unlink(missing_ok=True)
             if place.is_dir():
-                files.sync_folder(place)
+                wholefile.sync_folder(place)
 
         failures(remove_manifest, OSError, among=among)
         shutil.rmtree(place, ignore_errors=True)

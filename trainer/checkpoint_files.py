@@ -10,14 +10,14 @@ import os
 import re
 import stat
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
-from trainer import group
+from trainer import group, wholefile
 
 VERSION = 1
 TEMPORARY = ".tmp"
@@ -87,24 +87,9 @@ def rank_of(path: Path, ending: str) -> int | None:
 # --- Writing --------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that after a crash is either all there or not at all; behind the block it is on the
-    disk."""
-    temporary = temporary_for(path)
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_folder(path.parent)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error  # not all of them know the file
-
-
 def temporary_for(path: Path) -> Path:
-    """What this process calls a file while it writes it: hosts may share a folder, and all write model.pt."""
+    """What this process calls a file while it writes it, if it must: hosts may share a folder, and all
+    write model.pt."""
     return path.with_name(f"{path.name}.{group.rank()}-{os.getpid()}{TEMPORARY}")
 
 
@@ -139,13 +124,12 @@ def is_empty_file(path: Path) -> bool:
 
 
 def write(path: Path, raw: bytes) -> None:
-    with replacing(path) as file:
-        file.write(raw)
+    wholefile.write(path, temporary_for(path), raw)
 
 
 def write_packed(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     """Write tensors, numbers, texts and dicts of them; what a manifest says of the file."""
-    with replacing(path) as file:
+    with wholefile.replacing(path, temporary_for(path)) as file:
         counted = Counted(file)
         torch.save(content, counted)  # type: ignore[arg-type]  # it needs no more than `write` and `flush`
         if counted.failure is not None:
@@ -188,15 +172,7 @@ class Counted:
         return len(piece)
 
     def flush(self) -> None:
-        """`replacing` does it."""
-
-
-def sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        """`wholefile` does it."""
 
 
 def keep_out_of_git(place: Path) -> None:

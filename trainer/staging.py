@@ -1,8 +1,8 @@
 """MNIST's four files on this host: found, unpacked or downloaded, and verified. Nothing here imports torch.
 
-What has to be unpacked or downloaded is done by one process of the host while the others wait for it, under a
-temporary name that is renamed once its hash is right. What is there already is verified by every process, so
-that a truncated or corrupt file is replaced and never trained on.
+What has to be unpacked or downloaded is done by one process of the host while the others wait for it, and a
+file gets its name once its hash is right. What is there already is verified by every process, so that a
+truncated or corrupt file is replaced and never trained on.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from trainer.errors import InputError, TrainerError
+from trainer.wholefile import replacing
 
 # sha256 of each file of the whole MNIST, unpacked: whoever packed it, these bytes must come out.
 OFFICIAL: Mapping[str, str] = {
@@ -168,18 +169,13 @@ def _open(location: str) -> IO[bytes]:
 
 def _write(target: Path, blocks: Iterable[bytes], wanted: str | None = None) -> str:
     """Replace `target` by these bytes and return their hash; if it is not the wanted one, change nothing."""
-    part = target.with_name(f"{target.name}.part")
     digest = hashlib.sha256()
-    try:
-        with part.open("wb") as file:
-            for block in blocks:
-                digest.update(block)
-                file.write(block)
+    with replacing(target, target.with_name(f"{target.name}.part")) as file:
+        for block in blocks:
+            digest.update(block)
+            file.write(block)
         if wanted not in (None, digest.hexdigest()):
             raise SourceError("unpacks to something else than MNIST's")
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
     return digest.hexdigest()
 
 

@@ -22,6 +22,7 @@ import pytest
 from launcher import hostranks, kit
 from launcher.hostdisk import LOCK_S
 from launcher.hostoutput import MetricsTail
+from launcher.hostpending import Pending
 from launcher.hostranks import Rank
 from launcher.hostsupervisor import Supervisor
 from launcher.hostword import REBOOTED
@@ -298,6 +299,22 @@ def test_what_ranks_told_until_their_supervisor_was_killed_is_not_lost(tmp_path:
     assert steps(run) == [record["step"] for record in told]
     assert final["ranks"][0]["metric"]["step"] == told[-1]["step"]
     assert "may be lost" not in ringctl("logs", run).stderr
+
+
+def test_a_record_that_took_the_place_of_another_until_the_supervisor_was_killed_is_not_lost(
+    tmp_path: Path,
+) -> None:
+    told = """echo '{"step": 10}' >$RINGCTL_METRICS; until [ -e $0/go ]; do sleep 0.02; done"""
+    told += """; echo '{"step": 11}' >$RINGCTL_METRICS; touch $0/told; sleep 600"""
+    run = detach(["sh", "-c", told, str(tmp_path)], world=1)
+    wait_for(lambda: steps(run) == [10], "the first record")
+    hostd = state(run)["hostd"]["pid"]
+    os.kill(hostd, signal.SIGSTOP)
+    (tmp_path / "go").touch()
+    wait_for((tmp_path / "told").exists, "the second one")
+    os.kill(hostd, signal.SIGKILL)
+    wait_until_final(run)
+    assert steps(run) == [10, 11]
 
 
 def test_ranks_that_had_ended_when_their_supervisor_was_killed_have_ended_as_they_did(tmp_path: Path) -> None:
@@ -1104,6 +1121,69 @@ def test_metrics_of_a_program_that_begins_its_file_anew_are_read_from_its_start(
     assert list(tail.rest(1000)) == [[{}], []]
 
 
+def test_metrics_of_a_program_that_writes_only_its_newest_record_are_read_one_by_one(tmp_path: Path) -> None:
+    """Of the same length, longer, shorter, and with much before or behind what has changed."""
+    path = tmp_path / "metrics"
+    tail = MetricsTail(str(path))
+    for record in (
+        {"step": 10, "loss": 0.5},
+        {"step": 11, "loss": 0.5},
+        {"step": 100, "loss": 0.5},
+        {"step": 100, "loss": 0.5, "note": "x" * 1900},
+        {"step": 101, "loss": 0.5, "note": "x" * 1900},
+        {"note": "x" * 5000, "step": 102},
+        {"note": "x" * 5000, "step": 103},
+        {"step": 1012},
+    ):
+        path.write_bytes(b"")
+        assert tail.read() == []
+        path.write_text(json.dumps(record) + "\n")
+        assert (tail.read(), tail.read()) == ([record], [])
+    path.write_text('{"step": 1013}\n')
+    assert list(tail.rest(1000)) == [[{"step": 1013}], []]
+
+
+@pytest.mark.parametrize("note", ["", "x" * 100, "x" * 5000])
+def test_metrics_of_a_program_that_writes_all_of_them_again_are_read_once(tmp_path: Path, note: str) -> None:
+    """At whatever moment somebody looks, and also if the program is killed meanwhile."""
+    path = tmp_path / "metrics"
+    tail, seen, written = MetricsTail(str(path)), [], ""
+    for step in range(40):
+        written += json.dumps({"step": step, "note": note}) + "\n"
+        for size in (0, 1, len(written) // 3, len(written) // 2, len(written) - 5, len(written)):
+            path.write_text(written[:size])
+            seen += tail.read()
+    assert [record["step"] for record in seen] == list(range(40))
+    for size in (0, 30, len(written) // 2, len(written)):
+        path.write_text(written[:size])
+        assert [record for records in tail.rest(1 << 20) for record in records] == []
+    assert tail.skipped == 0
+
+
+def test_whoever_goes_on_reading_metrics_knows_as_much_of_what_was_read(tmp_path: Path) -> None:
+    path = tmp_path / "metrics"
+    kept = Pending()
+
+    def read_by_another() -> list[dict[str, Any]]:
+        tail = MetricsTail(str(path))
+        if kept.rest:
+            tail.go_on_from(kept.rest)
+        records = tail.read()
+        kept.done(tail.place)
+        assert kept.rest is not None
+        return records
+
+    for many in (1, 500):
+        path.write_text('{"step": 10}\n' * many)
+        assert (len(read_by_another()), read_by_another()) == (many, [])
+        path.write_text('{"step": 11}\n' * many)
+        assert (len(read_by_another()), read_by_another()) == (many, [])
+        path.write_text('{"step": 11}\n')
+        assert read_by_another() == [], "it is to be written again"
+        path.write_text('{"step": 11}\n' * many + '{"step": 12}\n')
+        assert read_by_another() == [{"step": 12}]
+
+
 def test_whoever_reads_a_long_end_of_metrics_has_an_ear_for_the_others(tmp_path: Path) -> None:
     told = "".join(json.dumps({"step": number, "note": "x" * 100}) + "\n" for number in range(40_000))
     (tmp_path / "metrics").write_text(told)
@@ -1119,7 +1199,7 @@ def test_whoever_reads_a_long_end_of_metrics_has_an_ear_for_the_others(tmp_path:
     assert rank.last["step"] == 39_999
     assert len(attended) > 4, "once a piece"
     supervisor.ending.asked, supervisor.read_until = True, 0.0
-    rank.metrics.offset = 0
+    rank.metrics = MetricsTail(rank.metrics.path)
     supervisor.read_last_metrics(rank)
     assert len(attended) < 12
     assert rank.metrics.skipped > 0, "nobody who ends the run waits for all of it"

@@ -24,6 +24,7 @@ import torch
 
 from trainer import group
 from trainer.__main__ import main
+from trainer.checkpoint_files import TEMPORARY
 from trainer.config import Config
 
 DEADLINE_S = 90.0
@@ -108,6 +109,21 @@ def trained(
 
     codes = each(world, as_rank)
     return [_outcome(run, rank, code) for rank, code in enumerate(codes)]
+
+
+def at_names(before: Callable[[Path], None], after: Callable[[Path], None] = lambda _: None) -> None:
+    """In this process, do that just before a file is put in its place, and that behind it."""
+
+    def watched(real: Callable[..., None]) -> Callable[..., None]:
+        def name(source: Any, target: Any, **more: Any) -> None:
+            if not Path(target).name.endswith(TEMPORARY):
+                before(Path(target))
+            real(source, target, **more)
+            after(Path(target))
+
+        return name
+
+    os.link, os.replace = watched(os.link), watched(os.replace)
 
 
 def free_port() -> int:

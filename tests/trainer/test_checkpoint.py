@@ -9,7 +9,9 @@ import io
 import json
 import os
 import pickle
+import resource
 import shutil
+import signal
 import subprocess
 import threading
 import zipfile
@@ -22,10 +24,10 @@ import pytest
 import torch
 
 from tests.conftest import eventually
-from tests.trainer.ranks import together
-from trainer import group
+from tests.trainer.ranks import at_names, each, together
+from trainer import group, wholefile
 from trainer.checkpoint import OWN, Checkpoints
-from trainer.checkpoint_files import SEAL, TEMPORARY, Damaged, read_manifest, sealed, temporary_for
+from trainer.checkpoint_files import SEAL, TEMPORARY, Damaged, read_manifest, sealed
 from trainer.errors import InputError
 from trainer.saver import Saver
 
@@ -413,15 +415,21 @@ class Crash(BaseException):
     """The machine loses its power."""
 
 
-class Disk:
-    """Lets one call to the operating system fail, and knows what a loss of power would take back."""
+NO_ROOM = OSError(errno.ENOSPC, "No space left on device")
 
-    CALLS = ("mkdir", "fsync", "replace", "unlink", "rmdir")
+
+class Disk:
+    """Lets one call to the operating system fail, and then those that need what has failed: without power all
+    of them, on a full disk those that take room. Knows what a loss of power would take back."""
+
+    CALLS = ("mkdir", "open", "fsync", "link", "replace", "unlink", "rmdir")
+    REMOVING = ("unlink", "rmdir")
 
     def __init__(self, failing: int, failure: BaseException) -> None:
         self.calls = 0
         self._failing, self._failure = failing, failure
-        self._unsynced: dict[str, str] = {}  # new name -> the one before, until the folder is on the disk
+        # New name -> the one before, if any, and what was there before, until the folder is on the disk.
+        self._unsynced: dict[str, tuple[str, bytes | None]] = {}
         self._synced: set[int] = set()  # inodes whose content is on the disk
         self._real = {name: getattr(os, name) for name in self.CALLS}
 
@@ -434,9 +442,12 @@ class Disk:
 
     def lose_power(self, folder: Path) -> None:
         """Take back each new name that is not safe, and half of each file that is not."""
-        for new, old in self._unsynced.items():
+        for new, (old, before) in reversed(self._unsynced.items()):
             if os.path.exists(new):
-                os.rename(new, old)
+                os.rename(new, old) if old else os.unlink(new)
+            if before is not None:
+                Path(new).write_bytes(before)
+                self._synced.add(os.stat(new).st_ino)
         for path in folder.rglob("*"):
             if path.is_file() and path.stat().st_ino not in self._synced:
                 os.truncate(path, path.stat().st_size // 2)
@@ -447,21 +458,57 @@ class Disk:
 
     def _watched(self, name: str) -> Callable[..., Any]:
         def call(*arguments: Any, **more: Any) -> Any:
+            if name == "open" and arguments[1] & os.O_TMPFILE != os.O_TMPFILE:
+                return self._real[name](*arguments, **more)  # it is not for writing
             self.calls += 1
-            if self.calls == self._failing:
+            if self.calls == self._failing or (self.calls > self._failing and not self._can_do(name)):
                 raise self._failure
+            before = old_content(arguments[1]) if name == "replace" else None
             result = self._real[name](*arguments, **more)
             if name == "fsync":
-                self._synced.add(os.fstat(arguments[0]).st_ino)
-                here = os.readlink(f"/proc/self/fd/{arguments[0]}")
-                self._unsynced = {
-                    new: old for new, old in self._unsynced.items() if os.path.dirname(new) != here
-                }
-            elif name == "replace":
-                self._unsynced[str(arguments[1])] = str(arguments[0])
+                self._fsynced(arguments[0])
+            elif name in ("link", "replace"):
+                self._unsynced[str(arguments[1])] = (str(arguments[0]) if name == "replace" else "", before)
             return result
 
         return call
+
+    def _can_do(self, name: str) -> bool:
+        return isinstance(self._failure, OSError) and name in self.REMOVING
+
+    def _fsynced(self, descriptor: int) -> None:
+        if os.fstat(descriptor).st_nlink:  # as btrfs does it: of a file without a name the size is not kept
+            self._synced.add(os.fstat(descriptor).st_ino)
+        here = os.readlink(f"/proc/self/fd/{descriptor}")
+        self._unsynced = {new: old for new, old in self._unsynced.items() if os.path.dirname(new) != here}
+
+
+def old_content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None
+
+
+UNNAMED, NAMED, COPIED = "without a name", "under a temporary name", "copied to a temporary name"
+
+
+@pytest.fixture(params=[UNNAMED, NAMED, COPIED])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How files are written: on a disk that has files without a name, on one that has not, and where a link
+    to such a file is not allowed."""
+    real_open = os.open
+
+    def open_without(path: Any, flags: int, *more: Any, **most: Any) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        return real_open(path, flags, *more, **most)
+
+    def link_without(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    if request.param == NAMED:
+        monkeypatch.setattr(os, "open", open_without)
+    elif request.param == COPIED:
+        monkeypatch.setattr(os, "link", link_without)
+    return str(request.param)
 
 
 def failing_at(number: int, failure: BaseException, folder: Path) -> tuple[Disk, Checkpoints]:
@@ -475,6 +522,7 @@ def failing_at(number: int, failure: BaseException, folder: Path) -> tuple[Disk,
     return disk, checkpoints
 
 
+@pytest.mark.usefixtures("way")
 def test_wherever_the_power_is_lost_a_whole_checkpoint_is_found(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     found: list[int] = []
@@ -500,12 +548,13 @@ def test_wherever_the_power_is_lost_a_whole_checkpoint_is_found(tmp_path: Path) 
     assert len(found) > 10, "few of the calls were seen"
 
 
+@pytest.mark.usefixtures("way")
 def test_a_full_disk_is_told_and_the_checkpoints_before_stay(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, failures = tmp_path / "checkpoints", 0
     for number in range(1, 100):
-        disk, checkpoints = failing_at(number, OSError(errno.ENOSPC, "No space left on device"), folder)
+        disk, checkpoints = failing_at(number, NO_ROOM, folder)
         with disk.at_work():
             is_saved = save(checkpoints, 8)
         told = capsys.readouterr().err
@@ -523,7 +572,8 @@ def test_a_full_disk_is_told_and_the_checkpoints_before_stay(
     assert failures > 8
 
 
-@pytest.mark.parametrize("failure", [Crash(), OSError(errno.ENOSPC, "No space left on device")], ids=repr)
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("failure", [Crash(), NO_ROOM], ids=repr)
 def test_wherever_the_first_save_after_a_grow_fails_what_it_went_on_from_stays(
     failure: BaseException, tmp_path: Path
 ) -> None:
@@ -557,11 +607,12 @@ def test_wherever_the_first_save_after_a_grow_fails_what_it_went_on_from_stays(
     assert found.count((20, 6.0)) > 8, "few of the calls were seen"
 
 
+@pytest.mark.usefixtures("way")
 def test_a_fresh_start_that_cannot_be_saved_leaves_what_was_there_also_if_it_is_of_that_step(
     folder: Path,
 ) -> None:
     for number in range(1, 100):
-        disk, fresh = Disk(number, OSError(errno.ENOSPC, "No space left on device")), opened(folder)
+        disk, fresh = Disk(number, NO_ROOM), opened(folder)
         with disk.at_work():
             if save(fresh, 6):
                 break
@@ -585,15 +636,82 @@ def test_one_of_a_later_turn_can_be_named(tmp_path: Path) -> None:
         assert part.steps == steps
 
 
+@pytest.mark.usefixtures("way")
 def test_a_file_that_cannot_be_written_to_the_end_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoints = opened(tmp_path)
-    place = tmp_path / "step-00000002"
-    place.mkdir()
-    temporary_for(place / "rank-0.pt").symlink_to("/dev/full")
-    assert not save(checkpoints, 2)
-    assert f"rank 0: {place / 'rank-0.pt'}: No space left on device" in capsys.readouterr().err
+    def work(_: int) -> bool:
+        checkpoints = opened(tmp_path)
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        return save(checkpoints, 2)
+
+    assert each(1, work) == [False]
+    assert f"rank 0: {tmp_path / 'step-00000002' / 'rank-0.pt'}: File too large" in capfd.readouterr().err
+    assert not names(tmp_path)
+
+
+@pytest.mark.parametrize("failure", [Crash(), NO_ROOM], ids=repr)
+def test_wherever_it_fails_to_replace_a_file_it_is_the_one_before_or_the_new_one(
+    failure: BaseException, way: str, tmp_path: Path
+) -> None:
+    path, found = tmp_path / "folder" / "file", []
+    temporary = path.with_name("file.part")
+    path.parent.mkdir()
+    for number in range(1, 100):
+        path.write_bytes(b"before" * 1000)
+        temporary.write_bytes(b"left by another")
+        disk = Disk(number, failure)
+        disk.trusts(path.parent)
+        with disk.at_work(), contextlib.suppress(Crash, OSError):
+            wholefile.write(path, temporary, b"new" * 1000)
+        if isinstance(failure, Crash):
+            disk.lose_power(path.parent)
+        elif number > 1:  # which was to remove it
+            assert not temporary.exists()
+        found.append(path.read_bytes()[:6])
+        assert path.read_bytes() in (b"before" * 1000, b"new" * 1000)
+        if disk.calls < number:
+            break
+    assert found == sorted(found), "once it is there it stays"
+    assert (found[0], found[-1]) == (b"before", b"newnew")
+    assert len(found) == {UNNAMED: 9, NAMED: 6, COPIED: 9}[way], "some of the calls were not seen"
+
+
+def test_a_rank_that_is_killed_while_it_writes_a_checkpoint_leaves_nothing_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "checkpoints"
+
+    def write_half(_: Any, file: Any) -> None:
+        file.write(bytes(1 << 20))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(torch, "save", write_half)
+    each(1, lambda _: save(opened(folder), 2), dying=[0])
+    assert [path.name for path in folder.glob("*/*")] == [".gitignore"]
+
+
+@pytest.mark.usefixtures("way")
+def test_a_file_may_be_read_by_whoever_may_read_other_new_files(tmp_path: Path) -> None:
+    file, other = tmp_path / "file", tmp_path / "other"
+    wholefile.write(file, tmp_path / "temporary", b"content")
+    other.touch()
+    assert file.stat().st_mode == other.stat().st_mode
+    assert not (tmp_path / "temporary").exists()
+
+
+@pytest.mark.usefixtures("way")
+def test_several_at_once_may_write_the_same_file(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+
+    def work(number: int) -> None:
+        for _ in range(50):
+            wholefile.write(folder / "file", folder / f"file.{number}", b"content")
+
+    each(3, work)
+    assert [(path.name, path.read_bytes()) for path in folder.iterdir()] == [("file", b"content")]
 
 
 @pytest.mark.parametrize("where", ["file", "/proc/self/fdinfo"])
@@ -760,24 +878,21 @@ def test_a_folder_of_a_user_that_there_is_not_has_no_checkpoint(tmp_path: Path) 
         opened(tmp_path).newest("~nobody-has-this-name/runs")
 
 
+@pytest.mark.usefixtures("way")
 def test_hosts_that_share_a_folder_write_their_copies_of_the_model_at_the_same_time(tmp_path: Path) -> None:
     """Each has written all of it before the first of them gives it its name."""
     folder, others = tmp_path / "shared", tmp_path / "rank 1 has written"
 
     def work(rank: int) -> bool:
-        real_replace = os.replace
-
-        def replace(*paths: Any, **more: Any) -> None:
-            target = Path(paths[1])
+        def before(target: Path) -> None:
             if target.name == "model.pt" and rank == 0:
                 assert eventually(others.exists)
             elif target.name == "model.pt":
                 others.touch()
                 assert eventually(target.exists)
-            real_replace(*paths, **more)
 
         checkpoints = of_attempt(1, folder, "ab", **TWO)
-        os.replace = replace
+        at_names(before)
         return save(checkpoints, 2)
 
     assert together(2, tmp_path, work) == [True, True]

@@ -19,7 +19,7 @@ from torch import nn
 
 from tests.conftest import eventually
 from tests.trainer import idx
-from tests.trainer.ranks import Outcome, each, free_port, records, together, trained
+from tests.trainer.ranks import Outcome, at_names, each, free_port, records, together, trained
 from trainer import compress, data, group
 from trainer.__main__ import main
 from trainer.checkpoint_files import TEMPORARY
@@ -282,17 +282,15 @@ def test_a_rank_killed_at_any_step_or_in_the_middle_of_saving_does_no_harm(
     tmp_path: Path, options: list[str]
 ) -> None:
     def at_write(number: int, victim: int) -> Callable[[int], None]:
-        """At the n-th file that it has written under its temporary name."""
+        """At the n-th file that it has written and not put in its place."""
         calls = [0]
-        real_replace = os.replace
 
-        def replace(*names: Any) -> None:
+        def before(_: Path) -> None:
             calls[0] += 1
             if calls[0] == number:
                 kill_me()
-            real_replace(*names)
 
-        return lambda rank: setattr(os, "replace", replace) if rank == victim else None
+        return lambda rank: at_names(before) if rank == victim else None
 
     expected = ends(trained(2, tmp_path, *options, "--checkpoint-dir", str(tmp_path / "whole")))
     assert len(expected) == 1
@@ -319,18 +317,14 @@ def test_a_rank_killed_at_any_step_or_in_the_middle_of_saving_does_no_harm(
 def test_a_rank_killed_between_the_manifests_of_the_first_checkpoint_does_no_harm_to_a_later_attempt(
     tmp_path: Path, options: list[str]
 ) -> None:
-    real_replace = os.replace
-
-    def replace(*paths: Any, **more: Any) -> None:
-        target = Path(paths[1])
+    def before(target: Path) -> None:
         if target.name == "rank-1.json":
             assert eventually(target.with_name("rank-0.json").exists)
             kill_me()
-        real_replace(*paths, **more)
 
     def die(rank: int) -> None:
         if rank == 1:
-            os.replace = replace
+            at_names(before)
 
     expected = ends(trained(2, tmp_path, *options, "--checkpoint-dir", str(tmp_path / "whole")))
     killed(2, tmp_path, options, die, on_hosts(tmp_path, "aa", 1))
@@ -603,14 +597,12 @@ def test_ranks_killed_while_they_save_after_a_grow_go_on_from_where_they_grew(
 
     def with_file(name: str) -> Callable[[int], None]:
         """Rank 0 is killed when it has put this file of step 8 in its place."""
-        real_replace = os.replace
 
-        def replace(source: Any, target: Any) -> None:
-            real_replace(source, target)
-            if Path(target).name == name and Path(target).parent.name.startswith("step-00000008"):
+        def after(target: Path) -> None:
+            if target.name == name and target.parent.name.startswith("step-00000008"):
                 kill_me()
 
-        return lambda rank: setattr(os, "replace", replace) if rank == 0 else None
+        return lambda rank: at_names(lambda _: None, after) if rank == 0 else None
 
     killed(1, tmp_path, options, with_file("rank-0.json"), on_hosts(tmp_path, "a", 1))
     killed(2, tmp_path, options, with_file("model.pt"), on_hosts(tmp_path, "aa", 2))

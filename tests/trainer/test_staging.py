@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import http.server
+import os
 import resource
+import signal
 import stat
 import threading
 from collections import Counter
@@ -116,11 +118,26 @@ def test_a_damaged_file_is_replaced_and_whole_ones_are_left(damage: str, home: P
     assert (folder / "t10k-images-idx3-ubyte").stat().st_mtime_ns == untouched
 
 
-def test_what_a_killed_process_left_is_overwritten(home: Path) -> None:
+def test_what_a_killed_process_left_is_removed(home: Path) -> None:
     folder = staging.mini(home)
     (folder / IMAGES).rename(folder / f"{IMAGES}.part")
     staging.mini(home)
     assert not half_written(home)
+
+
+def test_a_process_that_is_killed_while_it_unpacks_leaves_nothing_half_written(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin(_: str) -> Iterator[bytes]:
+        yield bytes(staging.BLOCK)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(staging, "_unpacked", begin)
+        each(1, lambda _: staging.mini(home), dying=[0])
+    (folder,) = (home / "data").glob("*/MNIST/raw")
+    assert not list(folder.iterdir())
+    assert staging.mini(home) == folder
 
 
 def test_a_damaged_copy_of_the_users_packed_files_is_replaced_too(

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer import wholefile
 from trainer.bench import collectives, table
 from trainer.compress import AUTO, AUTO_STEPS
 from trainer.errors import InputError, TrainerError
@@ -157,20 +158,9 @@ def write(folder: Path, results: Results) -> list[str]:
     }
     try:
         for suffix, content in contents.items():
-            replace_file(folder / f"{results.kind}.{suffix}", content)
+            path = folder / f"{results.kind}.{suffix}"
+            wholefile.write(path, path.with_name(f".{path.name}-{os.getpid()}"), content)
     except OSError as error:
         raise TrainerError(f"{folder}: the results cannot be written there: {error.strerror}") from None
     written = [f"wrote {', '.join(str(folder / f'{results.kind}.{suffix}') for suffix in contents)}"]
     return written if picture is not None else [*written, NO_PICTURE]
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(content)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
