@@ -150,6 +150,9 @@ class Commands(click.Group):
                 return 0
             click.echo(f"{UNREAD}; a run that was started goes on", err=True)
             return 1  # it has not seen how that ends
+        except KeyboardInterrupt:
+            output.drop_unread()  # click ends the line of the ^C before it is here again, whoever reads that
+            raise
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -289,7 +292,7 @@ def launch_and_watch(
                 outcome = attempts.see_through(asked, plan, agents, screen, interrupts, pool(), keeper.book)
             keeper.give_back()
     except KeyboardInterrupt:
-        click.echo("interrupted; nothing was started", err=True)
+        shown.hint("interrupted; nothing was started")
         return 130
     finally:
         interrupts.release()
