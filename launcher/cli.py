@@ -275,7 +275,7 @@ def launch_and_watch(
     asked = replace(asked, options=replace(asked.options, preflight=preflight))
     try:
         watches = asked.options.max_restarts > 0 or (again is not None and has_leftovers(again.run))
-        with watching.Keeper(watches=watches, again=again) as keeper:
+        with watching.Keeper(interrupts, watches=watches, again=again) as keeper:
             if again:
                 refuse_late(asked, again.run)
             plan, agents = begun(asked, screen, interrupts, keeper)
@@ -288,7 +288,7 @@ def launch_and_watch(
                 return 0
             shown.catch_up(regardless)
             asked = replace(asked, options=replace(asked.options, run=plan.run))
-            with screen, keeper.handing_over_when_hung_up():
+            with screen:
                 outcome = attempts.see_through(asked, plan, agents, screen, interrupts, pool(), keeper.book)
             keeper.give_back()
     except KeyboardInterrupt:
