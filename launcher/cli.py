@@ -151,6 +151,9 @@ class Commands(click.Group):
                 return 0
             click.echo(f"{UNREAD}; a run that was started goes on", err=True)
             return 1  # it has not seen how that ends
+        except KeyboardInterrupt:
+            output.drop_unread()  # click ends the line of the ^C before it is here again, whoever reads that
+            raise
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -273,7 +276,7 @@ def launch_and_watch(
     asked = replace(asked, options=replace(asked.options, preflight=preflight))
     try:
         watches = asked.options.max_restarts > 0 or (again is not None and has_leftovers(again.run))
-        with watching.Keeper(watches=watches, again=again) as keeper:
+        with watching.Keeper(interrupts, watches=watches, again=again) as keeper:
             if again:
                 refuse_late(asked, again.run)
             plan, agents = begun(asked, screen, interrupts, keeper)
@@ -286,11 +289,11 @@ def launch_and_watch(
                 return 0
             shown.catch_up(regardless)
             asked = replace(asked, options=replace(asked.options, run=plan.run))
-            with screen, keeper.handing_over_when_hung_up():
+            with screen:
                 outcome = attempts.see_through(asked, plan, agents, screen, interrupts, pool(), keeper.book)
             keeper.give_back()
     except KeyboardInterrupt:
-        click.echo("interrupted; nothing was started", err=True)
+        shown.hint("interrupted; nothing was started")
         return 130
     finally:
         interrupts.release()

@@ -66,6 +66,11 @@ class Interrupts:
     def __call__(self, *_: object) -> None:
         self.count += 1
 
+    @property
+    def grace(self) -> float:
+        """What the last of them leaves the ranks to end by themselves."""
+        return GRACE_S if self.count == 1 else 0.0
+
     def hold(self) -> bool:
         """Whether they were not held before."""
         if self._before is not None:

@@ -20,11 +20,15 @@ import time
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher import history
 from launcher.errors import NotKept, RingctlError, StoppedEarly
 from launcher.filelock import LOOK_S, is_held, try_lock
 from launcher.wholefile import remove_leftovers
+
+if TYPE_CHECKING:
+    from launcher.watch import Interrupts
 
 BEGIN_S = 20.0  # by then a watcher has said that it is there
 END_S = 30.0  # and by then it has gone, once its run was stopped
@@ -224,15 +228,22 @@ def is_called_off(run: str) -> bool:
     return True
 
 
+ENDING = (signal.SIGHUP, signal.SIGTERM)  # a terminal that is closed sends the one, and its shell both
+
+
 class Keeper:
     """Holds the lock of a run that is started here and, if it `watches`, has somebody go on with it should we
-    be killed: from before it is anywhere until it is over, or until somebody else watches it."""
+    be ended: from before it is anywhere until it is over, or until somebody else watches it. SIGKILL
+    leaves that to the next command."""
 
-    def __init__(self, *, watches: bool, again: Again | None = None) -> None:
-        self.watches, self.again = watches, again
+    def __init__(self, interrupts: Interrupts, *, watches: bool, again: Again | None = None) -> None:
+        self.interrupts, self.watches, self.again = interrupts, watches, again
         self.run = again.run if again else ""
         self.book: Book | None = None
         self._held = contextlib.ExitStack()
+        self._minded: list[signal.Signals] = []
+        self._ended_by = 0  # the first of them that came
+        self._hands_over = False  # at this moment
 
     def __enter__(self) -> Keeper:
         with contextlib.ExitStack() as failing:
@@ -249,6 +260,7 @@ class Keeper:
             self.give_back()
         elif self.book and kind is not None:  # nobody reads what we show, say
             self._hand_over_if_possible()
+        self._release_signals()
         self._held.close()
 
     def begin(self, run: str) -> None:
@@ -262,44 +274,77 @@ class Keeper:
         if run != self.run:
             self.give_back()
             self._held.enter_context(alone(run))
-        self.run, self.book = run, take(run, here=True)
+        self.run = run
+        self._mind_signals()
+        self.book = take(run, here=True)
 
     def hand_over(self) -> int:
         """Have a process apart watch it; its pid, 0 if nobody need."""
+        with self._ending_afterwards():
+            return self._begin_watcher()
+
+    def _hand_over_if_possible(self) -> None:
+        """Else the next command has somebody watch it."""
+        with self._ending_afterwards(), contextlib.suppress(OSError, RingctlError):
+            self._pass_on_ctrl_c()
+            self._begin_watcher()
+            self._pass_on_ctrl_c()  # it may just have come
+
+    def _begin_watcher(self) -> int:
         self.book = None
         self._held.close()
         return spawn(self.run) if self.watches else 0
 
-    @contextlib.contextmanager
-    def handing_over_when_hung_up(self) -> Iterator[None]:
-        """Should our terminal be closed meanwhile, which ends us. Who has started us with `nohup` wants us
-        to stay."""
-
-        def leave(number: int, _: object) -> None:
-            signal.signal(number, lambda *_: None)  # the shell passes on what the kernel has said as well
-            self._hand_over_if_possible()
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-
-        if self.book is None or signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:
-            yield
-            return
-        signal.signal(signal.SIGHUP, leave)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-    def _hand_over_if_possible(self) -> None:
-        with contextlib.suppress(OSError, RingctlError):  # else the next command has somebody watch it
-            self.hand_over()
+    def _pass_on_ctrl_c(self) -> None:
+        """The run is to be stopped, as by a `stop` that was killed, unless somebody else does so: it may have
+        been counted only, and what has begun to stop the run ends with us."""
+        if self.interrupts.count and not mark_of(self.run).exists():
+            with giving_up(self.run, self.interrupts.grace):
+                pass
 
     def give_back(self) -> None:
         """It was not started, or is over."""
         if self.book:
             forget(self.run)
         self.book = None
+        self._release_signals()
         self._held.close()
+
+    # --- Signals that would end us
+
+    def _mind_signals(self) -> None:
+        """Who has started us with one of them ignored (`nohup`) wants us to stay."""
+        for number in ENDING:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                self._minded.append(number)
+                signal.signal(number, self._leave)
+
+    def _release_signals(self) -> None:
+        for number in self._minded:
+            signal.signal(number, signal.SIG_DFL)
+        self._minded.clear()
+
+    def _leave(self, number: int, _: object) -> None:
+        """Have somebody else watch the run, and end by this signal. Others meanwhile change nothing."""
+        if self._ended_by:
+            return
+        self._ended_by = number
+        self.interrupts.hold()  # else Ctrl-C would end us in the middle of it
+        signal.raise_signal(number)  # Python then also calls what a Ctrl-C that came with it is counted by
+        if not self._hands_over:  # else we end after that
+            self._hand_over_if_possible()
+
+    @contextlib.contextmanager
+    def _ending_afterwards(self) -> Iterator[None]:
+        """The run is handed over meanwhile: a signal that is to end us does so then."""
+        self._hands_over = True
+        try:
+            yield
+        finally:
+            self._release_signals()
+            if self._ended_by:
+                os.kill(os.getpid(), self._ended_by)
+                os._exit(128 + self._ended_by)  # the first process of a container is not ended by that
 
 
 @contextlib.contextmanager

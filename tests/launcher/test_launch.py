@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
 import signal
 import socket
 import subprocess
-import sys
-import termios
 import textwrap
 import time
 from pathlib import Path
@@ -36,6 +33,7 @@ from tests.launcher.ringctl import (
     unread_pipe,
     wait_for,
     wait_until_final,
+    waiting_in,
 )
 
 TALKS = ("sh", "-c", "while :; do echo x; sleep 0.05; done")
@@ -203,9 +201,19 @@ def test_ctrl_c_stops_the_run_also_while_a_reader_takes_nothing() -> None:
     assert state(only_run())["state"] == "stopped"
 
 
-def waiting_in(pipe: int) -> int:
-    """How many bytes nobody has read yet."""
-    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4), sys.byteorder)
+def test_ctrl_c_before_anything_is_started_ends_it_also_if_nobody_reads_that() -> None:
+    reads, writes = os.pipe()
+    argv = [*RINGCTL, "launch", "--local", "--world", "1", "--", "true"]
+    with open(writes, "wb", buffering=0) as out:
+        os.set_blocking(writes, False)
+        while out.write(b"y" * 4096):
+            pass
+        os.set_blocking(writes, True)
+        with subprocess.Popen(argv, stdout=out, stderr=out) as launching, open(reads, "rb"):
+            wait_for(lambda: (home() / "history.db").exists(), "what preflight has found")
+            launching.send_signal(signal.SIGINT)
+            assert launching.wait(timeout=30) == 130
+    assert not (home() / "runs").exists()
 
 
 # --- Detached, and found again -------------------------------------------------------------------

@@ -41,6 +41,7 @@ from tests.launcher.ringctl import (
     state,
     wait_for,
     wait_until_final,
+    waiting_in,
 )
 
 UNTIL_GO = 'echo before; while ! test -e "$0"; do sleep 0.02; done; echo after'
@@ -226,6 +227,17 @@ def test_ctrl_c_ends_the_following_and_not_the_run() -> None:
     assert "Traceback" not in words
     assert is_alive(state(run)["ranks"][0]["pid"])
     ringctl("stop", run)
+
+
+def test_one_ctrl_c_ends_it_also_if_nobody_reads_any_of_its_output() -> None:
+    run = finished("seq", "100000", world=1)
+    argv = [*RINGCTL, "logs", run]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as reading:
+        assert reading.stdout is not None
+        pipe = reading.stdout.fileno()
+        wait_for(lambda: waiting_in(pipe) > 60_000, "a pipe without room")
+        reading.send_signal(signal.SIGINT)
+        assert reading.wait(timeout=30) == 130
 
 
 def kill_supervisors(run: str) -> None:

@@ -42,7 +42,7 @@ from launcher.model import Event, Host, Inventory, Plan, RankState, RankStatus, 
 from launcher.plan import STARTS_S, LaunchOptions, kept_after_failure, restart_delay
 from launcher.runs import Found, found_of
 from launcher.transport import Pool
-from launcher.watch import Interrupts, Outcome, Silence
+from launcher.watch import GRACE_S, Interrupts, Outcome, Silence
 from launcher.watching import Failure
 from tests.launcher.ringctl import (
     RINGCTL,
@@ -103,6 +103,22 @@ def detached(*options: str) -> tuple[str, int]:
     done = ringctl("launch", "--local", "--world", "2", "--detach", "--json", *options)
     about = json.loads(done.stdout)
     return about["run"], about["watcher"]
+
+
+def launching(*options: str, **more: Any) -> tuple[subprocess.Popen[str], str]:
+    """An attached launch as soon as its run is watched, and the run's id."""
+    launch = start(
+        "launch", "--local", "--world", "1", "--json", "--max-restarts", "2", *SOON, *options, **more
+    )
+    while not watching.to_be_watched():
+        assert launch.poll() is None
+        time.sleep(0.001)
+    return launch, watching.to_be_watched()[0]
+
+
+def wait_until_nobody_watches(run: str) -> None:
+    """It is over, and nobody need."""
+    wait_for(lambda: not watching.file_of(run).exists() and not watching.is_watched(run), "the end of it all")
 
 
 def free_port() -> int:
@@ -388,10 +404,45 @@ def test_ctrl_c_while_it_waits_after_a_start_that_failed_gives_the_run_up(tmp_pa
 
 
 def test_ctrl_c_between_two_tries_of_a_start_gives_the_run_up() -> None:
-    with contextlib.suppress(KeyboardInterrupt), watching.Keeper(watches=True) as keeper:
+    with contextlib.suppress(KeyboardInterrupt), watching.Keeper(Interrupts(), watches=True) as keeper:
         keeper.begin("r")
         raise KeyboardInterrupt
     assert not watching.file_of("r").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_ctrl_c_that_comes_just_before_its_launch_is_ended_stops_the_run(number: signal.Signals) -> None:
+    launch, run = launching(*script("echo here; exec sleep 1000"))
+    assert launch.stdout is not None
+    assert any("here" in line for line in launch.stdout)
+    launch.send_signal(signal.SIGSTOP)  # it acts on neither before both are there
+    launch.send_signal(signal.SIGINT)
+    launch.send_signal(number)
+    launch.send_signal(signal.SIGCONT)
+    launch.communicate(timeout=30)
+    assert launch.returncode == -number
+    wait_until_nobody_watches(run)
+    assert (state(run)["state"], state(run)["attempt"]) == ("stopped", 1)
+    assert not list(watching.folder().glob(f"{run}.stop*"))
+
+
+def test_a_ctrl_c_that_comes_while_a_run_is_handed_over_is_told_to_whoever_watches_it_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    interrupts, watched = Interrupts(), contextlib.ExitStack()
+
+    def interrupted(run: str) -> int:
+        watched.enter_context(watching.alone(run))
+        interrupts()
+        return 1
+
+    monkeypatch.setattr(watching, "spawn", interrupted)
+    with watched:
+        with contextlib.suppress(BrokenPipeError), watching.Keeper(interrupts, watches=True) as keeper:
+            keeper.begin("r")
+            raise BrokenPipeError
+        assert watching.Book(watching.Watch("r")).unmet() == GRACE_S
+    watching.forget("r")
 
 
 @pytest.mark.parametrize(
@@ -477,6 +528,48 @@ def test_a_launch_whose_reader_leaves_has_somebody_else_watch_the_run(tmp_path: 
     wait_for(lambda: not is_alive(watch.pid), "its watcher's end")
     assert launch.stderr is not None
     assert "a run that was started goes on" in launch.stderr.read()
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_launch_that_is_ended_while_it_starts_has_somebody_else_watch_the_run(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    """Whether its first attempt is there by then or not: the run goes on without any other command."""
+    launch, run = launching(*script(f"mkdir {tmp_path}/failed 2>/dev/null && exit 3; exit 0"))
+    launch.send_signal(number)
+    said, _ = launch.communicate(timeout=30)
+    assert launch.returncode == -number, said
+    wait_until_nobody_watches(run)
+    assert (state(run)["state"], (tmp_path / "failed").exists()) == ("succeeded", True)
+
+
+def test_a_restart_that_is_ended_while_it_starts_has_somebody_else_watch_the_run(tmp_path: Path) -> None:
+    text = f"[ $attempt -gt 1 ] || exit 0; mkdir {tmp_path}/failed 2>/dev/null && exit 3; exit 0"
+    run, _ = detached("--max-restarts", "2", *SOON, *script(text))
+    wait_until_nobody_watches(run)
+    restart = start("restart", run)
+    wait_for(lambda: watching.file_of(run).exists(), "its next attempt")
+    restart.send_signal(signal.SIGHUP)
+    said, _ = restart.communicate(timeout=30)
+    assert restart.returncode == -signal.SIGHUP, said
+    wait_until_nobody_watches(run)
+    assert (state(run)["state"], (tmp_path / "failed").exists()) == ("succeeded", True)
+
+
+def test_a_launch_that_is_not_to_be_ended_by_a_signal_stays(tmp_path: Path) -> None:
+    def ignore() -> None:  # as `nohup` does, and `trap "" TERM`
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    text = f"echo here; while ! [ -e {tmp_path}/gate ]; do sleep 0.02; done"
+    launch, run = launching(*script(text), preexec_fn=ignore)
+    assert launch.stdout is not None
+    assert any("here" in line for line in launch.stdout)
+    launch.send_signal(signal.SIGHUP)
+    launch.send_signal(signal.SIGTERM)
+    (tmp_path / "gate").touch()
+    launch.communicate(timeout=30)
+    assert (launch.returncode, state(run)["state"]) == (0, "succeeded")
 
 
 def test_stop_ends_a_run_that_waits_for_its_next_attempt_and_its_watcher() -> None:

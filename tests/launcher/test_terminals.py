@@ -197,21 +197,54 @@ def test_after_ctrl_z_and_fg_nothing_is_missing() -> None:
 # --- Pipes ---------------------------------------------------------------------------------------
 
 
+OFTEN = ["--local", "--world", "1", "--max-restarts", "2", "--restart-delay", "0.1"]
+
+
+def failing_once(gate: Path) -> str:
+    """What says `here`, waits for the gate, and fails the first time."""
+    wait = f'while ! [ -e "{gate}" ]; do sleep 0.02; done'
+    return f'printf "he%s\\n" re; {wait}; [ $RINGCTL_ATTEMPT = 2 ]'
+
+
+def goes_on_watched(run: str, gate: Path) -> None:
+    """To its second attempt, without any command."""
+    wait_for(lambda: is_there(run), "a watcher")
+    watch = watching.read(run)
+    assert watch is not None
+    assert not watch.here
+    gate.touch()
+    wait_for(lambda: state(run)["attempt"] == 2 and state(run)["state"] == "succeeded", "the second attempt")
+    wait_for(lambda: not is_alive(watch.pid), "its watcher's end")
+
+
+def is_there(run: str) -> bool:
+    watch = watching.read(run)
+    return watch is not None and not watch.here and is_alive(watch.pid)
+
+
 def test_a_launch_whose_terminal_is_closed_has_somebody_else_watch_the_run(tmp_path: Path) -> None:
-    wait = f'while ! [ -e "{tmp_path}/gate" ]; do sleep 0.02; done'
-    text = f'printf "he%s\\n" re; {wait}; [ $RINGCTL_ATTEMPT = 2 ]'
-    options = ["--local", "--world", "1", "--max-restarts", "2", "--restart-delay", "0.1"]
-    one = Terminal([*RINGCTL, "launch", *options, "--", "sh", "-c", text], 100)
+    one = Terminal([*RINGCTL, "launch", *OFTEN, "--", "sh", "-c", failing_once(tmp_path / "gate")], 100)
     run = re.findall(r"run (\S+): 1 rank", one.wait(": 1 rank"))[0]
     one.wait("here")
     os.close(one.fd)
     assert one.process.wait(timeout=30) == -signal.SIGHUP
-    watch = watching.read(run)
-    assert watch is not None
-    assert is_alive(watch.pid)
-    (tmp_path / "gate").touch()
-    wait_for(lambda: state(run)["attempt"] == 2 and state(run)["state"] == "succeeded", "the second attempt")
-    wait_for(lambda: not is_alive(watch.pid), "its watcher's end")
+    assert is_there(run), "before the launch had ended"
+    goes_on_watched(run, tmp_path / "gate")
+
+
+def test_a_launch_that_stood_still_when_its_terminal_was_closed_has_so_too(tmp_path: Path) -> None:
+    """Its shell sends what it has stopped two signals at once."""
+    command = [*RINGCTL, "launch", *OFTEN, "--", "sh", "-c", failing_once(tmp_path / "gate")]
+    one = Terminal(["bash", "--norc", "-i"], 100, PS1="ready: ")
+    one.wait("ready: ")
+    one.type(shlex.join(command) + "\n")
+    run = re.findall(r"run (\S+): 1 rank", one.wait(": 1 rank"))[0]
+    one.wait("] here")
+    one.type("\x1a")
+    one.wait("Stopped")
+    os.close(one.fd)
+    one.process.wait(timeout=30)
+    goes_on_watched(run, tmp_path / "gate")
 
 
 def test_a_reader_who_leaves_or_never_was_is_no_reason_for_a_traceback() -> None:
