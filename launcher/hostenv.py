@@ -6,12 +6,13 @@ will start in. One JSON request on stdin; the answer is on stdout after a line t
     ready    whether the environment is what the file asks for already
     create   make it so: {"kind": "step" | "output" | "tick"} lines while it goes, then "done" or "error"
 
-    ~/.ringctl/envs/NAME/    record.json (how far we came, for which file), log, lock, venv-*/
+    ~/.ringctl/envs/NAME/    record.json (how far we came, for which file), log, lock, venv-*/, tmp/
     ~/.ringctl/venvs/NAME    where there is no conda: a link to the newest finished venv-*, replaced whole
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib
 import json
@@ -52,6 +53,7 @@ LONGEST = 160  # of such a line
 OUTPUT_EVERY_S = 1.0
 GRACE_S = 3.0
 KEEPER_S = 15.0  # who ends what a tool has started takes 10 s at most
+LONGEST_TEMPORARY = 70  # bytes: a socket below it, such as multiprocessing's, has 107 for all of its path
 QUIET = {
     "CONDA_ALWAYS_YES": "true",  # as variables: `conda env update` and older ones do not know --yes
     "MAMBA_ALWAYS_YES": "true",
@@ -276,13 +278,29 @@ class Maker:
     def run(self, what: str, argv: list[str], environ: dict[str, str]) -> None:
         """Run a tool to its end, with its output as progress; Refused with its last lines if it fails."""
         kept = {k: v for k, v in environ.items() if k not in MISLEADING}
-        with open(self.log, "ab") as log:
-            code, lines = watch(argv, dict(kept, **QUIET), log.fileno(), self.deadline)
+        with open(self.log, "ab") as log, self.own_temporary() as own:
+            code, lines = watch(argv, dict(kept, **QUIET, **own), log.fileno(), self.deadline)
         if code is None:
             raise Refused(f"{what} was not done after {self.request['timeout']:g} s, and was ended")
         if code:
             said = "".join(f"\n    {line[:LONGEST]}" for line in lines[-LAST_LINES:]) or " nothing"
             raise Refused(f"{what} failed with exit code {code} (all of it: {self.log}); it said:{said}")
+
+    @contextlib.contextmanager
+    def own_temporary(self) -> Iterator[dict[str, str]]:
+        """Where a tool puts what it needs for a while: one that is ended, such as pip, does not remove it.
+        Beside the environment, for which there must be as much room; we hold the lock, so what is there
+        already is of one that was killed with whoever had begun it."""
+        place = os.path.join(self.folder, "tmp")
+        shutil.rmtree(place, ignore_errors=True)
+        if len(os.fsencode(place)) > LONGEST_TEMPORARY:
+            yield {}
+            return
+        os.makedirs(place, mode=0o700, exist_ok=True)
+        try:
+            yield {"TMPDIR": place}
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
 
     def done(self, how: str, tool: str, prefix: str) -> None:
         record = write_record(self.request, "ready", tool, prefix)

@@ -167,30 +167,74 @@ class Inflate:
 
 
 def take_blob(stream: Inflate, content: str, size: int) -> None:
-    """One file's content, checked against its name before it gets it."""
+    """One file's content, checked against its name before it gets it. Until then it has none at all where
+    the file system allows that: whoever is killed in the middle leaves nothing."""
     if not is_hex(content):
         raise Refused("not a hash")
-    import hashlib
+    fd = open_nameless(store("blobs"))
+    if fd is None:
+        take_named(stream, content, size)
+        return
+    with os.fdopen(fd, "w+b") as f:
+        receive_into(f, stream, content, size)
+        f.flush()
+        settle(fd, 0o444)
+        if not link_nameless(fd, store("blobs", content), size):
+            f.seek(0)
+            take_named(f, content, size)
+
+
+def take_named(stream: Any, content: str, size: int) -> None:
+    """The same by a name of its own, which may replace a damaged one, and is collected if we are killed."""
     import tempfile
 
-    digest, left = hashlib.sha256(), size
     fd, temporary = tempfile.mkstemp(dir=store("blobs"), prefix="tmp-")
     try:
         with os.fdopen(fd, "wb") as f:
-            while left:
-                data = stream.read(min(left, CHUNK))
-                if not data:
-                    raise Refused("the push broke off in the middle")
-                digest.update(data)
-                f.write(data)
-                left -= len(data)
-        if digest.hexdigest() != content:
-            raise Refused("a file changed while it was pushed; push again")
+            receive_into(f, stream, content, size)
         settle(temporary, 0o444)
         os.rename(temporary, store("blobs", content))
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def receive_into(f: Any, stream: Any, content: str, size: int) -> None:
+    import hashlib
+
+    digest, left = hashlib.sha256(), size
+    while left:
+        data = stream.read(min(left, CHUNK))
+        if not data:
+            raise Refused("the push broke off in the middle")
+        digest.update(data)
+        f.write(data)
+        left -= len(data)
+    if digest.hexdigest() != content:
+        raise Refused("a file changed while it was pushed; push again")
+
+
+def open_nameless(folder: str) -> int | None:
+    """A file on the folder's disk that goes with whoever has it open; None if it could not be had, or not be
+    given a name later. Whatever else is wrong, the next try with a name tells."""
+    if not os.path.isdir("/proc/self/fd"):
+        return None
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError:  # NFS, an old kernel
+        return None
+
+
+def link_nameless(fd: int, path: str, size: int) -> bool:
+    """Give it its name; whether it is there whole now, which it is, too, if somebody else was faster."""
+    try:
+        # With a dir_fd, which counts for nothing here: only then does Python follow the link in /proc.
+        os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
+    except FileExistsError:
+        return is_verified(path, size)
+    except OSError:  # a file system that has files without a name, and no links
+        return False
+    return True
 
 
 def build(digest: str, entries: list[dict[str, Any]]) -> None:
@@ -237,7 +281,7 @@ def place(folder: str, entry: dict[str, Any]) -> None:
     settle(path, 0o555 if entry["executable"] else 0o444)
 
 
-def settle(path: str, mode: int) -> None:
+def settle(path: str | int, mode: int) -> None:
     os.chmod(path, mode)
     os.utime(path, (VERIFIED, VERIFIED))
 

@@ -13,12 +13,73 @@ from launcher.transport import Completed, TimedOut
 
 Show = Callable[[str, Completed], None]
 
+# What a shell does at the end of its stdin: nobody waits any more (Ctrl-C, a timeout, the controller is
+# gone). It ends all of its own process group and session, and all below them: `timeout` has a group of its
+# own, `setsid` a session. What it finds in /proc is remembered with its start, for parents end before their
+# children do, and those then have another one; it looks again until nobody is new. A group is told at once,
+# so that none of it begins something else meanwhile. What is no whole line there has a newline in its name,
+# and could be forged. All it needs is the shell: no `ps`, no Python. Without /proc, or in a container that it
+# came into from outside (its group is 0 there), its own group has to do.
+END_ALL = """
+    trap "" TERM
+    read -r nothing <&3
+    line=
+    read -r line </proc/self/stat
+    me=${line%% *} found=" "
+    set -- ${line##*) }
+    own=$3
+    [ "${own:-0}" != 0 ] || own=none
+    look() {
+        all= was=$found found=" " before= groups= single= new=
+        for each in /proc/[0-9]*/stat; do
+            read -r line <"$each" || continue
+            each=${each#/proc/}
+            set -- ${line##*) }
+            [ $# -gt 20 ] || continue
+            all="$all ${each%/stat}.${20}:$2:$3:$4:"
+        done
+        while [ "$before" != "$found" ]; do
+            before=$found
+            for each in $all; do
+                is=${each%%:*} rest=${each#*:}
+                case $found in *" $is "*) continue ;; esac
+                case $each$was/$found in
+                    *:"$own":* | *" $is "*/* | */*" ${rest%%:*}."*) found="$found$is " ;;
+                    *) continue ;;
+                esac
+                case $was in *" $is "*) ;; *) new=1 ;; esac
+                rest=${rest#*:}
+                case ${rest%%:*} in
+                    0) ;;
+                    "$own") [ "${is%.*}" = "$me" ] || single="$single ${is%.*}" ;;
+                    *) groups="$groups -${rest%%:*}" ;;
+                esac
+            done
+        done
+    }
+    look
+    kill -TERM 0
+    told=" "
+    for each in $groups; do
+        case $told in *" $each "*) continue ;; esac
+        told="$told$each "
+        kill -s TERM -- "$each"
+    done
+    sleep 1
+    look
+    new=1 times=0
+    while [ "$new" ] && [ "$((times += 1))" -le 100 ]; do
+        for each in $groups $single; do kill -s KILL -- "$each"; done
+        look
+    done
+    kill -KILL 0
+"""
+
 # Whatever a login shell prints comes before the mark ($1). The shell stays, so that a command that is killed
-# still has an exit code. Its stdin says nothing; when it ends, nobody waits any more (Ctrl-C, a timeout, the
-# controller is gone), and whoever watches it ends all of this session's process group. Who only listens does
-# not learn that the other end has gone without a word, as after an outage: so a beat goes out on stderr every
-# $2 seconds, and the host's TCP gives up on it. A controller that is suspended (Ctrl-Z) still has its kernel
-# take them. The NULs are none in what is written here, so that a list of processes has no beat in it.
+# still has an exit code. Who only listens does not learn that the other end has gone without a word, as
+# after an outage: so a beat goes out on stderr every $2 seconds, and the host's TCP gives up on it. A
+# controller that is suspended (Ctrl-Z) still has its kernel take them. The NULs are none in what is written
+# here, so that a list of processes has no beat in it.
 SCRIPT = """
 printf "%s\\n" "$1"
 printf "%s\\n" "$1" >&2
@@ -29,7 +90,7 @@ exec 3<&0 </dev/null
 } >/dev/null 3<&- &
 ringctl_beating=$!
 shift 2
-{ trap "" TERM; read -r nothing <&3; kill -TERM 0; sleep 1; kill -KILL 0; } >/dev/null 2>&1 &
+{ END_ALL } >/dev/null 2>&1 &
 "$@" 3<&-
 code=$?
 exec 2>/dev/null
@@ -37,7 +98,7 @@ kill -KILL $!
 kill -TERM $ringctl_beating
 wait $ringctl_beating
 exit $code
-"""
+""".replace("END_ALL", END_ALL)
 BEAT = b"\0--ringctl-beat--\0"
 BEAT_S = 20
 PIECE = 1 << 20

@@ -11,11 +11,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import IO
 
 from launcher import kit
 from launcher.errors import HostError
-from launcher.hostproc import has_ended, send
+from launcher.hostproc import all_pids, has_ended, send, session_of, start_time
 from launcher.model import Host
 from launcher.transport import MOST_OUTPUT, Channel, Completed, TimedOut, too_much
 
@@ -43,17 +44,20 @@ class LocalTransport:
         if stdin is not None:
             return self._finish(self._start(argv), stdin, timeout, most)
         theirs, ours = os.pipe()
-        try:
+        with os.fdopen(ours, "wb") as waiting:
             try:
                 process = self._start(argv, theirs)
             finally:
                 os.close(theirs)
-            return self._finish(process, None, timeout, most)
-        finally:
-            os.close(ours)
+            return self._finish(process, None, timeout, most, waiting)
 
     def _finish(
-        self, process: subprocess.Popen[bytes], stdin: bytes | None, timeout: float, most: int
+        self,
+        process: subprocess.Popen[bytes],
+        stdin: bytes | None,
+        timeout: float,
+        most: int,
+        waiting: IO[bytes] | None = None,
     ) -> Completed:
         out, err, deadline = bytearray(), bytearray(), time.monotonic() + timeout
         try:
@@ -61,10 +65,10 @@ class LocalTransport:
                 raise too_much(self.host.name, most)
             process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            abandon(process)
+            abandon(process, waiting)
             raise TimedOut(self.host.name, timeout, bytes(out), bytes(err)) from None
         except BaseException:
-            abandon(process)
+            abandon(process, waiting)
             raise
         close_pipes(process)
         return Completed(process.returncode, bytes(out), bytes(err))
@@ -138,19 +142,33 @@ def written(fd: int, data: memoryview) -> int:
         return len(data)
 
 
-def abandon(process: subprocess.Popen[bytes]) -> None:
+def abandon(process: subprocess.Popen[bytes], waiting: IO[bytes] | None = None) -> None:
     """End it and whatever it started in its session. One that has begun something in another is told first,
-    to see to that."""
-    if process.returncode is None:
+    to see to that; by the end of its stdin, if it is one that can tell by that when nobody is `waiting`."""
+    if process.returncode is None and waiting is not None and not has_ended(process.pid):
+        waiting.close()
+        wait_until(lambda: is_empty(process.pid))  # whoever does not want to leaves it to end by itself
+        send(process.pid, signal.SIGKILL, group=True)
+        process.wait()
+    elif process.returncode is None:
         send(process.pid, signal.SIGTERM)
-        deadline = time.monotonic() + LEAVE_S
         try:
-            while not has_ended(process.pid) and time.monotonic() < deadline:
-                time.sleep(0.005)
+            wait_until(lambda: has_ended(process.pid))
         finally:  # also for whoever does not want to wait
             send(process.pid, signal.SIGKILL, group=True)
             process.wait()
     close_pipes(process)
+
+
+def wait_until(is_over: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LEAVE_S
+    while not is_over() and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+def is_empty(session: int) -> bool:
+    """Whether nobody of ours in it lives."""
+    return not any(session_of(pid) == session and start_time(pid) is not None for pid in all_pids())
 
 
 def close_pipes(process: subprocess.Popen[bytes]) -> None:

@@ -92,7 +92,10 @@ class Fault:
         def call(*args: Any, **more: Any) -> Any:
             if (name in MAKING or self.how != "full disk") and self.due():
                 self.fail()
+            nameless = os.readlink(args[0]) if name == "link" and args[0].startswith("/proc/self/fd/") else ""
             done = self.real[name](*args, **more)
+            if nameless in self.unsafe:
+                self.unsafe.add(str(args[1]))
             if name in ("rename", "replace") and str(args[0]) in self.unsafe:
                 self.unsafe.remove(str(args[0]))
                 self.unsafe.add(str(args[1]))
@@ -101,7 +104,7 @@ class Fault:
         return call
 
     def open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        if flags & os.O_CREAT and self.due():
+        if (flags & os.O_CREAT or flags & os.O_TMPFILE == os.O_TMPFILE) and self.due():
             self.fail()
         return int(self.real["open"](path, flags, mode, dir_fd=dir_fd))
 
@@ -168,6 +171,13 @@ class Paper:
         data, self.buffer = memoryview(self.buffer), b""
         while data:
             data = data[os.write(self.fd, data) :]
+
+    def seek(self, offset: int) -> None:
+        self.flush()
+        os.lseek(self.fd, offset, os.SEEK_SET)
+
+    def read(self, size: int) -> bytes:
+        return os.read(self.fd, size)
 
     def fileno(self) -> int:
         return self.fd

@@ -417,6 +417,37 @@ def test_a_creation_that_is_killed_on_its_host_leaves_nothing_of_its_tool(hosts:
     hosts.wait_until_idle()
 
 
+TEMPORARY = f"{HOME}/.ringctl/envs/{ENV}/tmp"
+
+
+def test_what_a_tool_has_put_aside_goes_with_it_however_it_ends(hosts: Hosts) -> None:
+    """Ended by Ctrl-C; killed on its host with whoever had started it, by the next creation; by itself."""
+    aside = 'mkdir "$TMPDIR/pip-unpack-x" && touch "$TMPDIR/pip-unpack-x/half.whl"\n'
+    write_file(hosts)
+    for how in ("Ctrl-C", "KILL"):
+        for host in HOSTS:
+            hosts.stand_in(host, ".local/bin/micromamba", and_then=aside + "sleep 600")
+        process = tool.start(
+            "env", "create", "--hosts", hosts.inventory(), cwd=hosts.folder, env=hosts.environ
+        )
+        tool.wait_for(lambda: all("sleep" in hosts.processes(host) for host in HOSTS), "micromamba on both")
+        half = [hosts.cluster.path(host, f"{TEMPORARY}/pip-unpack-x/half.whl") for host in HOSTS]
+        assert all(path.exists() for path in half)
+        if how == "Ctrl-C":
+            process.send_signal(signal.SIGINT)
+        else:
+            for host in HOSTS:
+                makers = [each.pid for each in hosts.cluster.processes(host) if "hostenv" in each.argv]
+                os.kill(min(makers), signal.SIGKILL)
+        process.communicate()
+        hosts.wait_until_idle()
+        assert [path.exists() for path in half] == [how == "KILL"] * 2
+    for host in HOSTS:
+        hosts.stand_in(host, ".local/bin/micromamba", and_then=aside)  # in which the same is not there
+    hosts.create()
+    assert not any(hosts.cluster.path(host, TEMPORARY).exists() for host in HOSTS)
+
+
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home of an inventory's only host, which is this machine; with a conda environment in it."""
@@ -435,6 +466,16 @@ def program(path: Path, text: str) -> None:
     path.unlink(missing_ok=True)
     path.write_text(text)
     path.chmod(0o755)
+
+
+def test_where_a_socket_would_have_too_long_a_name_a_tool_has_the_usual_place(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(here / ".local/bin/micromamba", '#!/bin/sh\necho "$TMPDIR" >~/told; exit 1\n')
+    (here / "environment.yaml").write_text(f"name: {ENV}\ndependencies: [python]\n")
+    monkeypatch.setenv("RINGCTL_HOME", str(here / ("long" * 20)))
+    tool.ringctl("env", "create", code=1)
+    assert (here / "told").read_text() == f"{os.environ['TMPDIR']}\n"
 
 
 WAITS = 'sleep 600 & echo $! > "$HOME/began"; wait\n'

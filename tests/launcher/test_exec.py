@@ -18,7 +18,7 @@ from launcher.fanout import fan_out
 from launcher.hostanswer import SENTINEL
 from tests.cluster import Cluster
 from tests.launcher.hosts import HOME, Hosts, agents, inventory, left_on, ssh_config, vanish
-from tests.launcher.ringctl import RINGCTL, ringctl, start, wait_for
+from tests.launcher.ringctl import RINGCTL, is_alive, ringctl, start, wait_for
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -96,6 +96,7 @@ def test_what_was_printed_before_the_time_was_up_is_shown() -> None:
 
 # --- Nobody waits any more -----------------------------------------------------------------------
 
+SOME = ("server1", "server2")
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1); time.sleep(1000)"
 
 
@@ -110,6 +111,66 @@ def test_a_command_ends_with_the_controller(cluster: Hosts, how: signal.Signals)
     assert process.returncode == (130 if how == signal.SIGINT else -how)
     assert "Traceback" not in errors
     wait_for(lambda: not left_on(cluster), "the command's end there")
+
+
+# Each in a group, a session, or both of its own; the last by a parent that the first request ends.
+APART = """
+timeout 1000 sleep 1000 &
+setsid sh -c "trap '' TERM; setsid sleep 1000 & sleep 1000" &
+setsid -w sh -c "setsid sh -c \\"trap '' TERM; sleep 1000; sleep 1000\\" & exec sleep 1000" &
+setsid -w sleep 1000; true
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL, None])
+def test_a_command_ends_also_in_groups_and_sessions_of_its_own(
+    cluster: Hosts, how: signal.Signals | None
+) -> None:
+    only = ("--include", "server1,server2", "--timeout", "1000" if how else "3")
+    process = start("exec", *only, "--", "sh", "-c", APART)
+    wait_for(
+        lambda: all(str(left_on(cluster).get(host)).count("'sleep 1000'") == 6 for host in SOME), "all of it"
+    )
+    if how:
+        process.send_signal(how)
+    process.communicate(timeout=30)
+    assert process.returncode == {signal.SIGINT: 130, signal.SIGKILL: -9, None: 4}[how]
+    wait_for(lambda: not left_on(cluster), "the end of all of it")
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL, None])
+def test_on_this_machine_too_it_ends_in_groups_and_sessions_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: signal.Signals | None
+) -> None:
+    (tmp_path / "here.yaml").write_text("hosts: [{name: here, local: true}]\n")
+    monkeypatch.setenv("RINGCTL_HOSTS", str(tmp_path / "here.yaml"))
+    began = tmp_path / "began"
+    script = f"""
+        setsid -w sh -c 'sleep 1000 & echo $$ $! >{began}; wait' &
+        timeout 1000 sh -c 'echo $$ >>{began}.2; exec sleep 1000'
+    """
+    process = start("exec", "--timeout", "1000" if how else "2", "--", "sh", "-c", script)
+    files = (began, Path(f"{began}.2"))
+    wait_for(lambda: all(file.exists() and file.read_text().endswith("\n") for file in files), "its start")
+    pids = [int(pid) for file in files for pid in file.read_text().split()]
+    if how:
+        process.send_signal(how)
+    process.communicate(timeout=30)
+    if how == signal.SIGKILL:
+        wait_for(lambda: not any(map(is_alive, pids)), "the end of all of it")
+    assert not any(map(is_alive, pids))
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_where_processes_cannot_be_looked_at_its_own_group_ends(shell: str) -> None:
+    script = remote.SCRIPT.replace("/proc/", "/nowhere/")
+    argv = [shell, "-c", script, "sh", "begun", "20", "sh", "-c", "trap '' TERM; sleep 1000; sleep 1000"]
+    pipe = subprocess.PIPE
+    heard = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+    assert heard.stdout is not None
+    assert heard.stdout.readline() == b"begun\n"
+    heard.communicate(timeout=30)  # which closes its stdin, and waits for all who have its output
+    assert heard.returncode == -signal.SIGTERM
 
 
 def quick(beat_s: float, *args: str) -> subprocess.Popen[str]:

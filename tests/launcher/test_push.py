@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import hashlib
+import io
 import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher import kit
+from launcher import hoststore, kit
 from launcher import push as pushing
 from launcher.errors import HostError, InputError, RingctlError
 from launcher.fanout import exit_code
@@ -409,6 +415,66 @@ def test_a_file_that_changes_while_it_is_pushed_is_not_taken_for_the_other(clust
     assert exit_code([]) == 0
 
 
+def taken(cluster: Cluster, host: str) -> dict[int, int]:
+    """How much of the file that it is taking each process there has by now."""
+    found = {}
+    for process in cluster.processes(host):
+        with contextlib.suppress(OSError):  # it has ended
+            for fd in Path(f"/proc/{process.pid}/fd").iterdir():
+                if "/code/blobs/" in os.readlink(fd):
+                    found[process.pid] = fd.stat().st_size
+    return found
+
+
+def test_what_takes_a_push_leaves_nothing_half_written_when_it_is_killed(cluster: Hosts) -> None:
+    write("large.bin", os.urandom(12 << 20))
+    inventory(cluster, only=("server1",))
+    cluster.limit_rate("server1", "20mbit")
+    try:
+        pusher = start("push")
+        (pid,) = wait_for(lambda: taken(cluster, "server1"), "the middle of the file")
+        os.kill(pid, signal.SIGKILL)
+        pusher.communicate(timeout=30)
+    finally:
+        cluster.limit_rate("server1", None)
+    assert pusher.returncode != 0
+    blobs = cluster.path("server1", f"{OURS}/code/blobs")
+    assert list(blobs.iterdir()) == []
+    digest, _ = push_here()
+    assert tree(cluster.path("server1", f"{OURS}/code/{digest}")) == tree(Path.cwd())
+
+
+def no_such_call(*_: object, **__: object) -> None:
+    raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+
+@pytest.mark.parametrize("lacking", [None, "open_nameless", "link"])
+@pytest.mark.parametrize("there", [None, b"good", b"evil"])
+def test_a_file_is_taken_whole_whatever_the_file_system_lacks_and_whatever_is_there(
+    monkeypatch: pytest.MonkeyPatch, lacking: str | None, there: bytes | None
+) -> None:
+    content = hashlib.sha256(b"good").hexdigest()
+    blob = Path(hoststore.store("blobs", content))
+    blob.parent.mkdir(parents=True)
+    if there:
+        blob.write_bytes(there)
+    if there == b"good":
+        hoststore.settle(str(blob), 0o444)
+    if lacking == "open_nameless":
+        monkeypatch.setattr(hoststore, "open_nameless", lambda _: None)
+    elif lacking:
+        monkeypatch.setattr(os, lacking, no_such_call)
+    data = hoststore.Inflate(io.BytesIO(zlib.compress(b"goodevil")))
+    hoststore.take_blob(data, content, 4)
+    assert data.read(10) == b"evil"
+    assert blob.read_bytes() == b"good"
+    assert hoststore.is_verified(str(blob), 4)
+    assert stat.S_IMODE(blob.stat().st_mode) == 0o444
+    with pytest.raises(hoststore.Refused, match="broke off"):
+        hoststore.take_blob(data, content, 4)
+    assert list(blob.parent.iterdir()) == [blob]
+
+
 def test_ctrl_c_ends_a_push_at_once(cluster: Hosts) -> None:
     write("large.bin", os.urandom(12 << 20))
     inventory(cluster, only=("server1", "server2"))
@@ -417,8 +483,7 @@ def test_ctrl_c_ends_a_push_at_once(cluster: Hosts) -> None:
     cluster.limit_rate("server1", "2mbit")  # for a minute, if nobody ended it
     try:
         pusher = start("push")
-        blobs = cluster.path("server1", f"{OURS}/code/blobs")
-        wait_for(lambda: blobs.exists() and list(blobs.iterdir()), "the middle of the file")
+        wait_for(lambda: taken(cluster, "server1"), "the middle of the file")
         pusher.send_signal(signal.SIGINT)
         _, said = pusher.communicate(timeout=30)
     finally:
@@ -447,7 +512,7 @@ def test_what_a_push_began_ends_though_the_controller_went_without_a_word(cluste
     process = subprocess.Popen([sys.executable, "-c", QUICK, *args], stdout=pipe, stderr=pipe, text=True)
     blobs = cluster.path("server1", f"{OURS}/code/blobs")
     try:
-        wait_for(lambda: sum(path.stat().st_size for path in blobs.glob("tmp-*")) > 1 << 18, "a part of it")
+        wait_for(lambda: sum(taken(cluster, "server1").values()) > 1 << 18, "a part of it")
         vanish(cluster, "server1", process)
         assert list(blobs.iterdir()) == []
     finally:
@@ -464,7 +529,10 @@ def test_a_push_that_is_killed_leaves_no_half_snapshot_and_the_next_one_goes_on(
     try:
         pusher = start("push")
         blobs = cluster.path("server1", f"{OURS}/code/blobs")
-        wait_for(lambda: blobs.exists() and len(list(blobs.iterdir())) == 2, "the middle of the second file")
+        wait_for(
+            lambda: blobs.exists() and len(list(blobs.iterdir())) == 1 and taken(cluster, "server1"),
+            "the middle of the second file",
+        )
         pusher.send_signal(signal.SIGKILL)
         _, said = pusher.communicate()
     finally:
