@@ -98,7 +98,7 @@ def refresh() -> None:
     from launcher import history, listing
     from launcher import runs as all_runs
 
-    for row in listing.rows(limit=1000, state=",".join(listing.GOING_ON)):
+    for row in listing.rows(limit=1000, state=",".join((*listing.GOING_ON, "lost"))):
         record = history.read(row["run"])
         now = all_runs.refreshed(all_runs.found_of(record), pool()) if record else None
         if now is None or now.is_over or now.state is None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from launcher.hostword import MAY_BE
+from launcher.hostword import MAY_BE, UNASKED
 from launcher.model import Event, Plan, RankState, RunState, RunStatus
 from launcher.told import MOST, words_of
 
@@ -126,6 +126,7 @@ def fold(state: RunState, event: Event) -> RunState:
     elif event.kind == "metric":
         rank = replace(rank, metric=newest(rank.metric, event.data))
     elif event.kind == "rank_exited":
+        ended = event.time - (event.data.get("ago") or 0.0)
         rank = replace(
             rank,
             state=event.data["state"],
@@ -133,7 +134,8 @@ def fold(state: RunState, event: Event) -> RunState:
             signal=event.data["signal"],
             reason=words_of(event.data["reason"]),
             stopping=event.data.get("stopping"),
-            ended=event.time,
+            ended=ended,
+            seen=ended,
         )
     ranks: dict[int, RankState] = {**state.ranks, event.rank: rank}
     status = run_status(ranks)
@@ -184,10 +186,11 @@ def was_stopped(ranks: Mapping[int, RankState]) -> bool:
 
 
 def failed_before(ranks: Mapping[int, RankState]) -> bool:
-    """Whether a rank had failed when somebody wanted the run to end: those that fail later do so for want of
-    the others. A host that hears of a failure does not say of its ranks that they were stopped; if both
-    happened, these hosts did not hear each other, and only the times tell. One that never began has none."""
-    failures = [rank.ended for rank in ranks.values() if rank.state == "failed"]
+    """Whether a rank had failed, or was lost, when somebody wanted the run to end: those that fail later do
+    so for want of the others. A host that hears of a failure does not say of its ranks that they were
+    stopped; if both happened, these hosts did not hear each other, and only the times tell. One that never
+    began has none."""
+    failures = [rank.ended for rank in ranks.values() if rank.state == "failed" or rank.reason in UNASKED]
     stops = [
         rank.ended - (STOPPING_S if rank.stopping is None else rank.stopping + TELLING_S)
         for rank in ranks.values()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
-EXIT_KEYS = ("state", "exit_code", "signal", "reason", "stopping")
+EXIT_KEYS = ("state", "exit_code", "signal", "reason", "stopping", "ago")
 REPLACED = ("state.json", "plan.json", "stop.json", "again.json")
 
 
@@ -88,6 +88,8 @@ def close_books(
             if rank["state"] in ("waiting", "running"):
                 killed = {"state": "stopped", "exit_code": -9, "signal": "SIGKILL", "reason": reason}
                 killed["stopping"] = age_of(asked) if asked else None
+                killed["ago"] = None if asked else gone_for(state)
+                rank["seen"] = max(rank.get("seen") or 0.0, heard_at(state))
                 rank.update(told.get(rank["rank"]) or known.end_of(rank, stopped) or killed)
         unwritten = unwritten or int(state.get("unwritten") or 0)
         begun = state["state"] != "starting"
@@ -98,6 +100,16 @@ def close_books(
         replace_file(os.path.join(folder, "state.json"), json.dumps(state).encode())
     finally:
         os.close(lock)
+
+
+def gone_for(state: dict[str, Any]) -> float:
+    """For how many seconds nobody has said that its ranks are there."""
+    return max(0.0, time.time() - heard_at(state))
+
+
+def heard_at(state: dict[str, Any]) -> float:
+    """When its supervisor said so last."""
+    return float(state.get("updated") or time.time())
 
 
 def lock_books(folder: str) -> int:

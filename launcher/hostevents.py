@@ -37,11 +37,13 @@ def log_exit(
     signal: str | None,
     reason: str,
     stopping: float | None = None,
+    ago: float | None = None,
 ) -> None:
     """A rank's one final event; `reason` says why it did not end by itself. If that was a stop, this host had
-    heard of it so many seconds before."""
+    heard of it so many seconds before. One that nobody looked after was still there so long `ago`."""
     about = {"state": state, "exit_code": code, "signal": signal, "reason": reason}
-    more = {} if stopping is None else {"stopping": round(stopping, 3)}
+    known = {"stopping": stopping, "ago": ago}
+    more = {key: round(seconds, 3) for key, seconds in known.items() if seconds is not None}
     log.event("rank_exited", rank=rank, **about, **more)
 
 

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from launcher.hostbooks import REPLACED, Known, close_books
+from launcher.hostbooks import REPLACED, Known, close_books, gone_for
 from launcher.hostcode import remove_half
 from launcher.hostdisk import remove_leftovers
 from launcher.hostproc import (
@@ -23,13 +23,14 @@ from launcher.hostproc import (
     start_time,
 )
 from launcher.hostruns import FINAL, Unreadable, read_state, run_folder
-from launcher.hostword import KILLED, MAY_BE, NOT_AGAIN, REBOOTED, STOP_SIGNAL, leave_word, stop_word
+from launcher.hostword import KILLED, MAY_BE, NOT_AGAIN, REBOOTED, STOP_SIGNAL, age_of, leave_word, stop_word
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
     from typing import Any
 
 LOOKS = 16  # one sees a process that forks and ends without a pause three times of four, and less under load
+HEARD_S = 5.0  # a supervisor that is there says so every second, and minds a word after three
 SWEPT_S = 8.0  # by then a supervisor whose ranks were ended has said so
 GONE_S = 5.0  # a supervisor whose ranks have ended goes at once when it is told to
 
@@ -64,8 +65,12 @@ class Wanted:
         leave_word(self.folder, attempt, self.grace, self.reason, self.again, self.age, by_hand)
 
     def look_who_was_gone(self, state: dict[str, Any]) -> None:
-        """Before the word is left: a host that has lost its power, say, was not stopped."""
-        if state["state"] == "lost" and stop_word(self.folder, int(state["attempt"])) is None:
+        """Before the word is left: a host that has lost its power, say, was not stopped. Somebody may have
+        left one since, and not come any further."""
+        if state["state"] != "lost":
+            return
+        word = stop_word(self.folder, int(state["attempt"]))
+        if word is None or gone_for(state) > age_of(word) + HEARD_S:
             self.gone = KILLED if state["hostd"]["boot"] == boot_id() else REBOOTED
 
     def is_later(self, state: dict[str, Any]) -> bool:

@@ -18,6 +18,7 @@ KILLED = "its supervisor was killed"
 REBOOTED = "its supervisor is gone, for the host was started anew since"
 TOLD_TO_END = "its supervisor was told to end (SIGTERM), and nobody had stopped the run"
 NOT_AGAIN = "it is not started again"  # so what has failed need not keep its slots any longer
+UNASKED = (KILLED, REBOOTED, TOLD_TO_END)  # nobody had wanted the run to end then
 # Told to end by a stop whose word could not be written down; others send SIGTERM and SIGINT as well.
 STOP_SIGNAL = signal.SIGRTMIN + 11
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, STOP_SIGNAL)

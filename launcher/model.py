@@ -252,7 +252,8 @@ class Event(NamedTuple):  # a tuple, because a log has millions: it is made thre
     line            stream ("out" or "err"), text, end (only when not a newline)
     rank_started    pid
     rank_exited     state, exit_code, signal (a name, or null), reason (why it did not end by itself, or "");
-                    of one that was stopped: stopping (for how many seconds its host had known of that)
+                    of one that was stopped: stopping (for how many seconds its host had known of that);
+                    of one whose supervisor was gone: ago (so many seconds before it was still there)
     metric          the record that the rank wrote
     stack           where a rank is that makes no progress, or was just before it was ended
     oom             the kernel killed a process of the rank for want of memory

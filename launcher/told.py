@@ -290,9 +290,9 @@ def check_stack(data: Mapping[str, Any]) -> None:
 
 def check_exit(data: Mapping[str, Any]) -> None:
     told = {key: data[key] for key in ("state", "exit_code", "signal", "reason")}
-    told["stopping"] = data.get("stopping")
-    rank = from_json(RankTold, {"rank": 0, "pid": None, "seen": None, "metric": {}, **told})
-    if rank.stopping is not None and not is_moment(rank.stopping):
+    told["stopping"], told["seen"] = data.get("stopping"), data.get("ago")
+    rank = from_json(RankTold, {"rank": 0, "pid": None, "metric": {}, **told})
+    if not all(seconds is None or is_moment(seconds) for seconds in (rank.stopping, rank.seen)):
         raise ValueError("a time that is none")
     if told["signal"] is not None and not SIGNAL.fullmatch(told["signal"]):
         raise ValueError("a signal that is none")

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher import fold
+from launcher.diagnose import first_failure
+from launcher.hostword import KILLED, REBOOTED, TOLD_TO_END
 from launcher.model import (
     Event,
     HostPlan,
@@ -113,6 +115,37 @@ def test_who_fails_while_a_stop_has_long_patience_makes_no_failure_of_it() -> No
 
     assert ended(14.0) == "stopped", "for want of those that were told"
     assert ended(5.0) == "failed", "before anybody was"
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        (exited(0, 20.0, "stopped", -9, reason=KILLED, ago=0.5), "failed"),
+        (
+            exited(0, 90.0, "stopped", -9, reason=REBOOTED, ago=70.0),
+            "failed",
+        ),  # written down once it was back
+        (exited(0, 20.0, "stopped", -15, reason=TOLD_TO_END), "failed"),
+        (
+            exited(0, 90.0, "stopped", -9, reason=REBOOTED, ago=18.0),
+            "stopped",
+        ),  # after that, while it was cut off
+    ],
+)
+def test_a_run_had_failed_if_a_host_was_lost_before_somebody_stopped_it(end: Event, status: str) -> None:
+    started = [event("rank_started", n, 1.0, pid=n + 6) for n in (0, 1)]
+    stopped = exited(1, 70.0, "stopped", -15, reason="stopped", stopping=2.0)
+    run = folded(2, *started, *sorted((end, stopped), key=lambda each: each.time))
+    assert run.state == status
+    told = [to_json(rank) for rank in run.ranks.values()]
+    host = {"run": "r", "name": "", "attempt": 1, "world": 2, "host": "h", "started": 1.0, "ended": 90.0}
+    assert fold.from_states([{**host, "state": "failed", "ranks": told}]).state == status
+    cause = first_failure(run, {})
+    if status == "stopped":
+        assert cause is None
+    else:
+        assert cause is not None
+        assert cause.text.startswith(f"the run was ended on h: {end.data['reason']}")
 
 
 @pytest.mark.parametrize(
