@@ -234,7 +234,7 @@ class Maker:
             os.symlink(os.path.relpath(prefix, os.path.dirname(link)), prefix + ".link")
             os.replace(prefix + ".link", link)
         except BaseException:
-            shutil.rmtree(prefix, ignore_errors=True)
+            remove_all(prefix)
             raise
         self.done(how, "venv", prefix)
 
@@ -292,7 +292,7 @@ class Maker:
         Beside the environment, for which there must be as much room; we hold the lock, so what is there
         already is of one that was killed with whoever had begun it."""
         place = os.path.join(self.folder, "tmp")
-        shutil.rmtree(place, ignore_errors=True)
+        remove_all(place)
         if len(os.fsencode(place)) > LONGEST_TEMPORARY:
             yield {}
             return
@@ -300,7 +300,7 @@ class Maker:
         try:
             yield {"TMPDIR": place}
         finally:
-            shutil.rmtree(place, ignore_errors=True)
+            remove_all(place)
 
     def done(self, how: str, tool: str, prefix: str) -> None:
         record = write_record(self.request, "ready", tool, prefix)
@@ -313,7 +313,15 @@ class Maker:
             for name in os.listdir(self.folder):
                 path = os.path.join(self.folder, name)
                 if name.startswith("venv-") and path != newest:
-                    shutil.rmtree(path, ignore_errors=True)
+                    remove_all(path)
+
+
+def remove_all(path: str) -> None:
+    """Also what is in folders that a tool has closed to writers."""
+    for folder, _, _ in os.walk(path):
+        with contextlib.suppress(OSError):
+            os.chmod(folder, 0o700)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 # --- Running a tool ------------------------------------------------------------------------------

@@ -16,11 +16,13 @@ Show = Callable[[str, Completed], None]
 # What a shell does at the end of its stdin: nobody waits any more (Ctrl-C, a timeout, the controller is
 # gone). It ends all of its own process group and session, and all below them: `timeout` has a group of its
 # own, `setsid` a session. What it finds in /proc is remembered with its start, for parents end before their
-# children do, and those then have another one; it looks again until nobody is new. A group is told at once,
-# so that none of it begins something else meanwhile. What is no whole line there has a newline in its name,
-# and could be forged. All it needs is the shell: no `ps`, no Python. Without /proc, or in a container that it
-# came into from outside (its group is 0 there), its own group has to do.
+# children do, and those then have another one. They stand still until nobody is new, so that none begins
+# something else before it is told to end. What is no whole line there has a newline in its name, and could be
+# forged; nor are names patterns of files (set -f). All it needs is the shell: no `ps`, no Python, and no
+# `sleep`, for there may be no room for another process. Without /proc, or in a container that it came into
+# from outside (its group is 0 there), its own group has to do.
 END_ALL = """
+    set -f
     trap "" TERM
     read -r nothing <&3
     line=
@@ -31,7 +33,9 @@ END_ALL = """
     [ "${own:-0}" != 0 ] || own=none
     look() {
         all= was=$found found=" " before= groups= single= new=
+        set +f
         for each in /proc/[0-9]*/stat; do
+            set -f
             read -r line <"$each" || continue
             each=${each#/proc/}
             set -- ${line##*) }
@@ -57,21 +61,28 @@ END_ALL = """
             done
         done
     }
-    look
-    kill -TERM 0
-    told=" "
-    for each in $groups; do
-        case $told in *" $each "*) continue ;; esac
-        told="$told$each "
-        kill -s TERM -- "$each"
-    done
-    sleep 1
-    look
-    new=1 times=0
-    while [ "$new" ] && [ "$((times += 1))" -le 100 ]; do
-        for each in $groups $single; do kill -s KILL -- "$each"; done
-        look
-    done
+    tell() { for each in $groups $single; do kill -s "$1" -- "$each"; done; }
+    all_stand_still() {
+        new=1 times=0
+        while [ "$new" ] && [ "$((times += 1))" -le 100 ]; do
+            look
+            tell STOP
+        done
+    }
+    all_stand_still
+    tell TERM
+    tell CONT
+    if [ "$own" != none ] && read -r now rest </proc/uptime; then
+        last=$((${now%%.*} + 2))
+        while look && [ "$groups$single" ] && read -r now rest </proc/uptime; do
+            [ "${now%%.*}" -lt "$last" ] || break
+        done
+        all_stand_still
+        tell KILL
+    else
+        kill -TERM 0
+        sleep 1
+    fi
     kill -KILL 0
 """
 
@@ -109,7 +120,7 @@ def execute(
     agents: Mapping[str, Agent], command: Sequence[str], timeout: float, show: Show | None
 ) -> dict[str, Completed | RingctlError]:
     """Run it everywhere; `show` gets each host's output as soon as it is whole, or given up on. The command
-    does not outlive our waiting for it."""
+    does not outlive our waiting for it; what it had put in the background before it ended may."""
     argv = ["/bin/sh", "-c", SCRIPT, "sh", SENTINEL.decode().strip(), str(BEAT_S), *command]
 
     def work(name: str) -> Completed:

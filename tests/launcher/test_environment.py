@@ -423,6 +423,7 @@ TEMPORARY = f"{HOME}/.ringctl/envs/{ENV}/tmp"
 def test_what_a_tool_has_put_aside_goes_with_it_however_it_ends(hosts: Hosts) -> None:
     """Ended by Ctrl-C; killed on its host with whoever had started it, by the next creation; by itself."""
     aside = 'mkdir "$TMPDIR/pip-unpack-x" && touch "$TMPDIR/pip-unpack-x/half.whl"\n'
+    aside += 'chmod a-w "$TMPDIR/pip-unpack-x"\n'
     write_file(hosts)
     for how in ("Ctrl-C", "KILL"):
         for host in HOSTS:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import resource
+import secrets
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher import fanout, remote
+from launcher import fanout, hostproc, remote
 from launcher.errors import NO_THREAD
 from launcher.fanout import fan_out
 from launcher.hostanswer import SENTINEL
@@ -171,6 +177,95 @@ def test_where_processes_cannot_be_looked_at_its_own_group_ends(shell: str) -> N
     assert heard.stdout.readline() == b"begun\n"
     heard.communicate(timeout=30)  # which closes its stdin, and waits for all who have its output
     assert heard.returncode == -signal.SIGTERM
+
+
+BEGINS_MORE = """
+    use POSIX; $SIG{TERM} = "IGNORE"; $| = 1; print "begun\\n";
+    for (1..400) { if (!fork()) { POSIX::setsid(); sleep 60; exit } select undef, undef, undef, 0.01 }
+    sleep 60
+"""
+TAKES_ALL_ROOM = """
+    $SIG{TERM} = "IGNORE"; $| = 1;
+    while (1) { my $pid = fork(); last if !defined $pid; if (!$pid) { sleep 60; exit } }
+    print "begun\\n"; sleep 60
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "most"), [(BEGINS_MORE, 0), (TAKES_ALL_ROOM, 30)], ids=["more", "no room"]
+)
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_what_begins_ever_more_ends_and_what_leaves_no_room_for_another_process(
+    shell: str, program: str, most: int
+) -> None:
+    mark = f"mark-{secrets.token_hex(8)}"
+    user = 40_000 + secrets.randbelow(20_000)  # nobody else's processes count
+    with given_up(shell, "perl", "-e", program, mark, user=user, most=most):
+        pass
+    wait_for(lambda: not marked(mark), "the end of all of it")
+
+
+def test_what_processes_of_others_are_called_does_not_decide_who_is_ended() -> None:
+    place = Path("/tmp") / secrets.token_hex(2)
+    place.mkdir()
+    name = f'$0 = " {place}/*\\n"; $| = 1; print "called\\n"; sleep 60'
+    pipe, own = subprocess.PIPE, secrets.token_hex(8)
+    other = subprocess.Popen(["perl", "-e", "sleep 60", own], start_new_session=True)
+    called = subprocess.Popen(["perl", "-e", name], stdout=pipe, start_new_session=True)
+    try:
+        for number in range(30):  # as many as the fields of a process
+            (place / f"b{number}").touch()
+        assert called.stdout is not None
+        called.stdout.readline()
+        with given_up("sh", "sleep", "1000") as process:
+            (place / f"a 99999.1:{process.pid}:{other.pid}:0: b").touch()
+        assert other.poll() is None
+    finally:
+        for each in (other, called):
+            each.kill()
+            each.communicate()
+        shutil.rmtree(place)
+
+
+@contextlib.contextmanager
+def given_up(
+    shell: str, *command: str, user: int | None = None, most: int = 0
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A command as a host runs it, with whatever is done beside it; then nobody waits for it any more."""
+
+    def limit() -> None:
+        if most:
+            resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+        if user is not None:
+            os.setgid(user)
+            os.setuid(user)
+
+    argv, pipe = [shell, "-c", remote.SCRIPT, "sh", "heard", "20", *command], subprocess.PIPE
+    process = subprocess.Popen(
+        argv,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=limit,
+        cwd="/",
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"heard\n"
+    if "perl" in command:
+        assert process.stdout.readline() == b"begun\n"
+    yield process
+    process.communicate(timeout=30)
+
+
+def marked(mark: str) -> list[int]:
+    """The processes that have this among their words."""
+    found = []
+    for pid in hostproc.all_pids():
+        with contextlib.suppress(OSError):
+            if mark.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
 
 
 def quick(beat_s: float, *args: str) -> subprocess.Popen[str]:
