@@ -21,7 +21,9 @@ from launcher.told import (
     checked_now,
     checked_secrets,
     checked_state,
+    clocks_apart,
     is_light,
+    on_our_clock,
     words_of,
 )
 from launcher.transport import Channel, Completed, Pool, Transport
@@ -61,16 +63,19 @@ class Agent:
         return self.ask("hostd.py", ["start"], request)
 
     def runs(self, run: str | None = None) -> dict[str, Any]:
-        """{"runs": [state, ...], "time": the host's clock}. If that of one `run` cannot be read, that is
-        an error: the host has something of it."""
+        """{"runs": [state, ...], "time": the host's clock}, the states by our clock. If that of one `run`
+        cannot be read, that is an error: the host has something of it."""
+        asked = time.time()
         answer = self.ask("hostd.py", ["runs"], {"run": run})
+        answered = time.time()
         with understood(self.host.name):
             states, unread = states_of(self.host.name, answer["runs"])
+            apart = 0.0 if self.host.local else clocks_apart(answer["time"], asked, answered)
         if unread and run is not None:
             raise HostError(self.host.name, f"{unread}; {NEWER}")
         if unread:
             print(f"{self.host.name}: {unread}, and is left out; {NEWER}", file=sys.stderr)
-        return {**answer, "runs": states}
+        return {**answer, "runs": [on_our_clock(state, apart) for state in states] if apart else states}
 
     def slots(self) -> HostNow:
         """Who has which slots of it, and what it is doing."""

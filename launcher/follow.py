@@ -22,7 +22,15 @@ from launcher.agent import ANSWER_S, LARGEST_ANSWER, LARGEST_NOISE, SENTINEL, Ag
 from launcher.errors import HostError, RingctlError
 from launcher.model import Event
 from launcher.redact import without
-from launcher.told import MOST_RANKS_HERE, check_events, is_light, is_moment, shallow, words_of
+from launcher.told import (
+    CLOCKS_AGREE_S,
+    MOST_RANKS_HERE,
+    check_events,
+    is_light,
+    is_moment,
+    shallow,
+    words_of,
+)
 
 PATIENCE_S = 0.1  # how long to wait for news before giving the screen a turn
 HOLD_S = 0.05  # how long a line of now waits for earlier ones of other hosts
@@ -30,7 +38,6 @@ SILENCE_S = 6.0  # a host that says nothing for so long is away
 FIRST_RETRY_S, LAST_RETRY_S = 0.3, 5.0
 ASLEEP_S = 1.0  # who is away for so much longer than meant has been stopped meanwhile
 QUIT_S = 1.0  # whoever waits longer waits for a host that is away
-CLOCKS_AGREE_S = 0.5  # what a message takes is no difference of clocks
 BEHIND_S = 10.0  # a host that comes no nearer to the present for so long is not waited for
 LONGEST_BEHIND_S = 300.0  # nor one that has not arrived there by then
 NEARER_S = 1.0  # less is not nearer

@@ -67,6 +67,29 @@ def step_of(value: Any) -> int | None:
     return int(step) if isinstance(step, (int, float)) and abs(step) <= MOST else None
 
 
+# --- Clocks --------------------------------------------------------------------------------------
+
+CLOCKS_AGREE_S = 0.5  # what a message takes is no difference of clocks
+
+
+def clocks_apart(said: Any, asked: float, answered: float) -> float:
+    """How far a host's clock is ahead of ours, by what it said in between; 0 for what may be the way."""
+    if not isinstance(said, (int, float)) or not is_moment(said):
+        raise ValueError("a time that is none")
+    apart, way = said - (asked + answered) / 2, abs(answered - asked) / 2
+    return apart if abs(apart) > way + CLOCKS_AGREE_S else 0.0
+
+
+def on_our_clock(state: Mapping[str, Any], apart: float) -> dict[str, Any]:
+    """The state with the times that its host tells as ours has them."""
+
+    def ours(moment: float | None) -> float | None:
+        return None if moment is None else max(0.0, moment - apart)
+
+    ranks = [{**rank, "seen": ours(rank["seen"])} for rank in state["ranks"]]
+    return {**state, "ranks": ranks, "started": ours(state["started"]), "ended": ours(state["ended"])}
+
+
 # --- States --------------------------------------------------------------------------------------
 
 

@@ -16,10 +16,11 @@ from launcher.ask import lease_seconds
 from launcher.diagnose import Cause, Tails, absent_ranks, first_failure, standstill
 from launcher.errors import RingctlError
 from launcher.fanout import fan_out
-from launcher.follow import CLOCKS_AGREE_S, Clock, Place, Update, first, follow, newly_lost, presence
+from launcher.follow import Clock, Place, Update, first, follow, newly_lost, presence
 from launcher.lastword import said_last
 from launcher.model import Event, Host, Plan, RankState, RunState, to_json
 from launcher.runs import STOPPED, stop
+from launcher.told import CLOCKS_AGREE_S
 from launcher.transport import Pool
 
 SETTLE_S, FAILED_GRACE_S = 1.0, 3.0  # as hostd does it on one host

@@ -248,6 +248,17 @@ def test_an_answer_below_the_limit_that_would_take_gigabytes_is_refused(unit: st
     assert int(done.stdout.split()[1]) < MOST_MEMORY
 
 
+@pytest.mark.parametrize("ahead", [3600.0, -3600.0, 0.0])
+def test_what_a_host_says_of_its_runs_is_by_our_clock(ahead: float) -> None:
+    now = time.time()
+    state = {**told_state("liar", 1, r0="succeeded"), "started": now + ahead - 60.0, "ended": now + ahead}
+    state["ranks"] = [{**rank, "seen": now + ahead} for rank in state["ranks"]]
+    script = telling({"runs": [state], "time": now + ahead})
+    (told,) = Agent(Host("liar", "192.0.2.1"), Liar(script)).runs()["runs"]
+    known = [told["started"] + 60.0, told["ended"], told["ranks"][0]["seen"]]
+    assert all(abs(moment - now) < 30.0 for moment in known), "but for what the answer took"
+
+
 def test_what_cannot_be_read_of_many_runs_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     good = told_state("liar", 1, r0="succeeded")
     odd = [{"run": f"odd{number}"} for number in range(1000)]
