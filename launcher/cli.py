@@ -280,8 +280,7 @@ def launch_and_watch(
             if again:
                 refuse_late(asked, again.run)
             plan, agents = begun(asked, screen, interrupts, keeper)
-            if again:
-                again.started()
+            keeper.started()
             if detach and not interrupts.count:
                 watcher = keeper.hand_over()
                 shown.catch_up(regardless)

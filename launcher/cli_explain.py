@@ -113,9 +113,8 @@ def of_run(found: Found) -> dict[str, Any]:
         look_at(agents, found.run)
     tails, state, away = Tails(), fold.before(found.state), dict[str, str]()
     attempt = found.state.attempt
-    for update in follow(
-        agents, found.run, live=False, attempt=attempt, rank_hosts=found.rank_hosts_in(attempt)
-    ):
+    places, some = found.rank_hosts_in(attempt), found.is_on_no_other(attempt)
+    for update in follow(agents, found.run, live=False, attempt=attempt, some=some, rank_hosts=places):
         away = update.unheard
         for event in update.events:
             state = fold.fold(state, event) if event.kind != "line" else state

@@ -183,6 +183,7 @@ def restart(run: str, world: int | None, grow: bool, i_know: bool, detach: bool,
             refuse_unannounced(asked, unannounced)
         if not found.is_over or watching.read(found.run):
             look_before(found, asked)
+            again.hold_signals()
             afterwards.enter_context(telling_what_ended(found, again))
             end_before(found, asked, again)
             asked, found = asked_again(found.run, world, grow, i_know)

@@ -324,11 +324,13 @@ def is_over(path: str) -> bool:
 
 def used_by_runs() -> set[str]:
     """Snapshots of runs that go on, or could: the built-in trainer has no copy of its own to restart from."""
+    from launcher.hostruns import state_in
+
     used, folder = set(), os.path.join(home_folder(), "runs")
     for run in os.listdir(folder) if os.path.isdir(folder) else []:
         try:
             plan = read_json(os.path.join(folder, run, "plan.json"))
-            state = read_json(os.path.join(folder, run, "state.json"))
+            state = state_in(os.path.join(folder, run))
         except OSError:
             continue
         if plan is None or state is None:

@@ -63,6 +63,13 @@ class Found:
         state = None if self.silent or self.from_here or not self.states else fold.from_states(self.states)
         return [rank for rank in range(state.world) if rank not in state.ranks] if state else []
 
+    def is_on_no_other(self, attempt: int) -> bool:
+        """Whether all ranks of the attempt are on hosts that have told of it: of a run from elsewhere, those
+        that know only an earlier one are among its hosts as well."""
+        told = {rank["rank"] for s in self.states if s["attempt"] == attempt for rank in s["ranks"]}
+        worlds = [state["world"] for state in self.states if state["attempt"] == attempt]
+        return not self.from_here and bool(worlds) and len(told) >= max(worlds)
+
     @property
     def is_over(self) -> bool:
         """Whether all of its hosts have said, now or to whoever saw it end, that it has ended: its newest

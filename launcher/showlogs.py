@@ -205,13 +205,14 @@ def show_attempt(
     attempts before it."""
     gc.disable()  # events hold no cycles; looking for some in a million of them costs a quarter of the time
     write, seen, last = writer(look), Seen(found, attempt), Last(look)
+    on_fewer = seen.former or found.is_on_no_other(attempt)
     for update in follow(
         agents,
         found.run,
         live=live,
         attempt=attempt,
-        some=seen.former or known_end(found, attempt) is not None,
-        patience=START_S if live and not seen.former else 0.0,
+        some=on_fewer or known_end(found, attempt) is not None,
+        patience=START_S if live and not on_fewer else 0.0,
         rank_hosts=found.rank_hosts_in(attempt),
         after=None if rests is None else {},
     ):
@@ -345,10 +346,8 @@ def save(found: Found, agents: Mapping[str, Agent], folder: Path, *, attempt: in
     def pages() -> Iterator[Sequence[Event]]:
         nonlocal last
         asked = attempt or newest_of(found)
-        places = found.rank_hosts_in(asked)
-        for update in follow(
-            agents, found.run, live=False, attempt=asked, some=bool(attempt), rank_hosts=places
-        ):
+        places, some = found.rank_hosts_in(asked), attempt > 0 or found.is_on_no_other(asked)
+        for update in follow(agents, found.run, live=False, attempt=asked, some=some, rank_hosts=places):
             last = update
             yield update.events
 

@@ -8,6 +8,7 @@ A `restart` cannot have that lock while somebody watches the attempt that it end
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import os
@@ -149,6 +150,27 @@ def take(run: str, *, here: bool) -> Book:
     return Book(watch, took_over=bool(before.pid))
 
 
+# --- Signals that would end us -------------------------------------------------------------------
+
+ENDING = (signal.SIGHUP, signal.SIGTERM)  # a terminal that is closed sends the one, and its shell both
+Handler = Callable[[int, object], None]
+
+
+def mind_signals(act: Handler, instead: Handler | signal.Handlers = signal.SIG_DFL) -> list[signal.Signals]:
+    """Have them `act` so `instead` of as they did. Who has started us with one of them ignored (`nohup`)
+    wants us to stay."""
+    minded = [number for number in ENDING if signal.getsignal(number) == instead]
+    for number in minded:
+        signal.signal(number, act)
+    return minded
+
+
+def end_by(number: int) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    os._exit(128 + number)  # the first process of a container is not ended by that
+
+
 # --- Starting it again by hand -------------------------------------------------------------------
 
 
@@ -169,6 +191,8 @@ class Again:
         self.run = run
         self.token = secrets.token_hex(16)  # by which the run's hosts know this start
         self.has_started = False
+        self.ended_by = 0  # what is to end us, and came while that was held
+        self._minded: list[signal.Signals] = []
         self._held = contextlib.ExitStack()
 
     def __enter__(self) -> Again:
@@ -184,6 +208,25 @@ class Again:
 
     def __exit__(self, *_: object) -> None:
         self._held.close()
+        if self.ended_by:  # it has not started; why not is told first
+            atexit.register(end_by, self.ended_by)
+        else:
+            self.let_signals_end_us()
+
+    def hold_signals(self) -> None:
+        """An attempt is about to be ended for it: what is to end us does so once it has started, or will
+        not."""
+        self._minded = mind_signals(self.remember)
+
+    def remember(self, number: int, _: object) -> None:
+        self.ended_by = self.ended_by or number
+
+    def let_signals_end_us(self) -> None:
+        for number in self._minded:
+            signal.signal(number, signal.SIG_DFL)
+        self._minded.clear()
+        if self.ended_by:
+            end_by(self.ended_by)
 
     def started(self) -> None:
         """From here on a stop finds the new attempt."""
@@ -226,9 +269,6 @@ def is_called_off(run: str) -> bool:
             return False
         time.sleep(0.05)
     return True
-
-
-ENDING = (signal.SIGHUP, signal.SIGTERM)  # a terminal that is closed sends the one, and its shell both
 
 
 class Keeper:
@@ -275,8 +315,20 @@ class Keeper:
             self.give_back()
             self._held.enter_context(alone(run))
         self.run = run
-        self._mind_signals()
+        self._minded += mind_signals(self._leave)
         self.book = take(run, here=True)
+
+    def started(self) -> None:
+        """What has come to end us since the attempt before was ended for this one does so."""
+        if self.again is None:
+            return
+        self.again.started()
+        if self.book is None:
+            self.again.let_signals_end_us()
+            return
+        self._minded += mind_signals(self._leave, self.again.remember)
+        if self.again.ended_by:
+            self._leave(self.again.ended_by, None)
 
     def hand_over(self) -> int:
         """Have a process apart watch it; its pid, 0 if nobody need."""
@@ -310,15 +362,6 @@ class Keeper:
         self._release_signals()
         self._held.close()
 
-    # --- Signals that would end us
-
-    def _mind_signals(self) -> None:
-        """Who has started us with one of them ignored (`nohup`) wants us to stay."""
-        for number in ENDING:
-            if signal.getsignal(number) is signal.SIG_DFL:
-                self._minded.append(number)
-                signal.signal(number, self._leave)
-
     def _release_signals(self) -> None:
         for number in self._minded:
             signal.signal(number, signal.SIG_DFL)
@@ -343,8 +386,7 @@ class Keeper:
         finally:
             self._release_signals()
             if self._ended_by:
-                os.kill(os.getpid(), self._ended_by)
-                os._exit(128 + self._ended_by)  # the first process of a container is not ended by that
+                end_by(self._ended_by)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from launcher import hostranks, kit
+from launcher import hostranks, hoststore, kit
 from launcher.hostdisk import LOCK_S
 from launcher.hostoutput import MetricsTail
 from launcher.hostpending import Pending
@@ -517,6 +517,19 @@ def test_a_run_whose_state_was_cut_short_when_its_host_lost_its_power_has_failed
     assert {event["reason"] for event in exits(events(run)).values()} == {REBOOTED}
     ringctl("restart", run)
     assert json.loads(ringctl("status", run, "--json").stdout)["state"] == "succeeded"
+
+
+def test_a_run_whose_state_was_cut_short_keeps_its_code() -> None:
+    run, snapshot = detach(["true"], world=1), "c0de" * 16
+    about = wait_for(lambda: state(run)["state"] == "succeeded" and state(run), "its end")
+    wait_for(lambda: not is_alive(about["hostd"]["pid"]), "the end of who may write there")
+    plan = json.loads((run_folder(run) / "plan.json").read_text())
+    (run_folder(run) / "plan.json").write_text(
+        json.dumps({**plan, "snapshot": snapshot, "boot": "the one before"})
+    )
+    assert hoststore.used_by_runs() == set()
+    (run_folder(run) / "state.json").write_text("")
+    assert hoststore.used_by_runs() == {snapshot}
 
 
 def test_a_stop_ends_what_is_below_a_stuck_supervisor_whose_warden_died() -> None:

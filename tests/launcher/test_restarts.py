@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import pty
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import time
 from dataclasses import replace
@@ -554,6 +557,63 @@ def test_a_restart_that_is_ended_while_it_starts_has_somebody_else_watch_the_run
     assert restart.returncode == -signal.SIGHUP, said
     wait_until_nobody_watches(run)
     assert (state(run)["state"], (tmp_path / "failed").exists()) == ("succeeded", True)
+
+
+@pytest.mark.parametrize("watched", [True, False])
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_restart_that_is_to_end_once_it_has_ended_an_attempt_starts_the_next_one_before(
+    number: signal.Signals, watched: bool, tmp_path: Path
+) -> None:
+    """It loses its terminal for good, or is told to end."""
+    text = (
+        f"[ $attempt -ne 2 ] || {{ until [ -e {tmp_path}/gate ]; do sleep 0.02; done; exit 3; }}; sleep 1000"
+    )
+    options = ["--max-restarts", "2", *SOON] if watched else []
+    run = detach(script(text)[1:], world=1, options=options)
+    ours, theirs = pty.openpty()
+    argv = [*RINGCTL[:-1], ENDS_SLOWLY.format(folder=str(tmp_path)) + RINGCTL[-1]]
+    on_terminal: dict[str, Any] = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    with subprocess.Popen(
+        [*argv, "restart", run],
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        **on_terminal,
+    ) as restart:
+        os.close(theirs)
+        wait_for(lambda: (tmp_path / "ended").exists(), "the end of the attempt before")
+        if number is signal.SIGHUP:
+            os.close(ours)
+        else:
+            restart.send_signal(number)
+        (tmp_path / "go").touch()
+        assert restart.wait(timeout=60) == -number
+    if number is not signal.SIGHUP:
+        os.close(ours)
+    assert (state(run)["attempt"], state(run)["state"]) == (2, "running")
+    (tmp_path / "gate").touch()
+    if watched:
+        wait_for(lambda: (state(run)["attempt"], state(run)["state"]) == (3, "running"), "the third attempt")
+        ringctl("stop", run, "--grace", "0")
+    else:
+        wait_for(lambda: state(run)["state"] == "failed", "its end")
+    wait_until_nobody_watches(run)
+
+
+def test_a_restart_that_is_to_end_and_starts_nothing_says_why_before(tmp_path: Path) -> None:
+    run = detach(["sleep", "1000"], world=1)
+    argv = [*RINGCTL[:-1], ENDS_SLOWLY.format(folder=str(tmp_path)) + RINGCTL[-1]]
+    with subprocess.Popen([*argv, "restart", run], stderr=subprocess.PIPE, text=True) as restart:
+        wait_for(lambda: (tmp_path / "ended").exists(), "the end of the attempt before")
+        restart.send_signal(signal.SIGTERM)
+        restart.send_signal(signal.SIGHUP)
+        stop = start("stop", run)
+        wait_for(lambda: watching.again_of(run).read_bytes() == watching.CALLED_OFF, "the stop")
+        (tmp_path / "go").touch()
+        said = restart.communicate(timeout=60)[1]
+        assert stop.communicate(timeout=60)[1] == ""
+    assert f"somebody has stopped run {run} meanwhile: it is not started" in said
+    assert restart.returncode in (-signal.SIGTERM, -signal.SIGHUP), "two at once come in any order"
+    assert (state(run)["attempt"], state(run)["state"]) == (1, "stopped")
 
 
 def test_a_launch_that_is_not_to_be_ended_by_a_signal_stays(tmp_path: Path) -> None:

@@ -252,6 +252,33 @@ def test_another_controller_finds_follows_and_ends_the_run_and_nothing_is_left(
     assert again.count("was stopped already; nothing is left of it") == 4
 
 
+def test_another_controller_misses_no_host_that_a_run_has_gone_on_without(
+    cluster: Hosts, tmp_path: Path, elsewhere: Any
+) -> None:
+    inventory(cluster, only=("server1", "server2"))
+    program = (
+        "echo up; [ $RINGCTL_ATTEMPT = 1 ] && sleep 1000; until [ -e ~/done ]; do sleep 0.05; done; exit 3"
+    )
+    run = detach("--", "sh", "-c", program)
+    ringctl("restart", run, "--world", "1", "--detach")
+    elsewhere()
+    follower = Follower(tmp_path, "elsewhere")
+    wait_for(lambda: follower.has_begun(0), "its line", 10.0)  # sooner than hosts are given to start
+    going_on = json.loads(ringctl("explain", "--json", code=None).stdout)
+    assert "server2" not in json.dumps(going_on)
+    cluster.run("server1", "touch", "done")
+    assert follower.process.wait(timeout=60) == 0
+    assert f"run {run} failed" in follower.said()
+    shown = ringctl("logs")
+    assert shown.stdout == "[0 server1] up\n"
+    downloaded = ringctl("logs", "--download", str(tmp_path / "logs"))
+    explained = json.loads(ringctl("explain", "--json", code=None).stdout)
+    for said in (follower.said(), shown.stderr, downloaded.stderr, json.dumps(explained)):
+        assert "server2" not in said
+    (found,) = json.loads(ringctl("ps", "--all", "--json").stdout)
+    assert found["hosts"] == ["server1", "server2"], "where something of it may be left"
+
+
 @pytest.mark.parametrize("away_from_home", [False, True], ids=["where it was started", "elsewhere"])
 def test_stop_ends_what_it_can_reach_names_the_rest_and_can_be_repeated(
     cluster: Hosts, elsewhere: Any, away_from_home: bool
