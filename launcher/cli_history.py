@@ -278,8 +278,8 @@ def new_file(path: Path) -> IO[str]:
 def events_of(run: str) -> Iterator[Mapping[str, Any]]:
     from launcher import tape
 
-    after = 0
-    while some := tape.events(run, after, 5000):
+    after, upto = 0, tape.last(run)  # what comes meanwhile may never end
+    while after < upto and (some := tape.events(run, after, 5000)):
         yield from (tape.numbered(id_, event) for id_, event in some)
         after = some[-1][0]
 

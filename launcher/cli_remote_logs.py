@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -124,7 +125,7 @@ def outcome_of(there: Client, row: Mapping[str, Any], attempt: int) -> Outcome:
     from launcher.model import RunState
 
     state = RunState(row["run"], row["name"], attempt, 0, "starting", {})
-    for page in all_events(there, row["run"]):
+    for page in all_events(there, row["run"], upto=newest(there, row["run"])):
         for event in page.events:
             if event.attempt == attempt and event.kind != "line":
                 state = fold.fold(fold.with_rank(state, event), event)
@@ -158,7 +159,10 @@ def show(there: Client, run: str, wanted: Filter, look: Look, attempt: int, *, l
     from launcher import showlogs
 
     write = showlogs.writer(look)
-    pages = all_events(there, run) if look.as_json else all_lines(there, run, wanted, look.tail, attempt)
+    if look.as_json:
+        pages = all_events(there, run, upto=newest(there, run))
+    else:
+        pages = all_lines(there, run, wanted, look.tail, attempt)
     kept: deque[Event] | None = None if look.tail is None else deque(maxlen=look.tail)
     last = 0
     for page in pages:
@@ -176,10 +180,19 @@ def show(there: Client, run: str, wanted: Filter, look: Look, attempt: int, *, l
     return last
 
 
-def all_events(there: Client, run: str, after: int = 0, kind: str | None = None) -> Iterator[Page]:
+def newest(there: Client, run: str) -> int:
+    """The last event that is recorded by now: whoever shows a log as far as it goes ends with the page that
+    has it, for a run that goes on may say more in the meantime than can be read."""
+    page = there.get(there.run(run, "/log"), limit=1)
+    return there.understood(lambda: int(page["last"] or 0))
+
+
+def all_events(
+    there: Client, run: str, after: int = 0, kind: str | None = None, upto: int = sys.maxsize
+) -> Iterator[Page]:
     """All that was recorded, or all of one kind, page by page."""
     more = True
-    while more:
+    while more and after < upto:
         page = there.get(there.run(run, "/events"), after=after, limit=AT_ONCE, kind=kind)
         more, after = page["more"], page["last"]
         events = checked(there, (event_of(each) for each in page["events"]))
@@ -271,7 +284,8 @@ def all_lines(there: Client, run: str, wanted: Filter, tail: int | None, attempt
     since = None if wanted.since is None else max(0, int(wanted.since))
     given = {"rank": only(wanted.ranks), "host": only(wanted.hosts), "since": since}
     after, more = first_needed(there, path, given, wanted, tail, attempt), True
-    while more:
+    upto = newest(there, run)  # not before, or those that are needed might come after it
+    while more and after < upto:
         page = there.get(path, after=after, limit=AT_ONCE, **given)
         more, after = page["more"], max(after, page["last"] or 0)
         events = checked(there, (line_event(run, line) for line in page["lines"]))
@@ -315,7 +329,9 @@ def save(there: Client, row: Mapping[str, Any], target: Path, attempt: int) -> i
 
     wanted = attempt or row["attempt"]
     missing = settled_gaps(there, row["run"], between(wanted, row))
-    pages = ([e for e in page.events if e.attempt == wanted] for page in all_events(there, row["run"]))
+    upto = newest(there, row["run"])
+    events = (page.events for page in all_events(there, row["run"], upto=upto))
+    pages = ([event for event in some if event.attempt == wanted] for some in events)
     with showlogs.new_folder(target / row["run"]) as folder:
         files = showlogs.write_files(pages, folder)
     code = tell_gaps(missing, showlogs.note)
