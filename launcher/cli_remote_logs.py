@@ -7,6 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -350,17 +351,22 @@ def follow_run(
     look: Look | None = None,
     wanted: Filter | None = None,
     since: int = 1,
-    screen: RunScreen | None = None,
 ) -> int:
     """What comes, from the attempt `since` to the run's end; a connection that breaks goes on where it was.
-    The exit code. Where there is a `screen`, how it ended is for the caller to tell."""
+    The exit code."""
     from launcher import logs, showlogs
 
     look = look or showlogs.Look(as_json=as_json, prefix=True, timestamps=False, tail=None)
     wanted = wanted or logs.EVERYTHING
-    follower = Follower(there, run, look, wanted, since, screen)
+    follower = Follower(there, run, look, wanted, since)
     if look.tail is not None:
         follower.after = show(there, run, wanted, look, since, late=False)
+    return follow_on(follower)
+
+
+def follow_on(follower: Follower) -> int:
+    """From where it is."""
+    there, run = follower.there, follower.run
     until = 0.0
     while True:
         try:
@@ -370,10 +376,10 @@ def follow_run(
                 if name == "end":
                     follower.tell_last()
                     follower.tell_gaps()
-                if name == "end" and screen is not None:
+                if name == "end" and follower.screen is not None:
                     return exit_code(follower.state.state if follower.state else "")
                 if name == "end":
-                    return tell_end(there, run, look.as_json)
+                    return tell_end(there, run, follower.look.as_json)
         except Nonsense:
             raise
         except HostError as error:
@@ -386,17 +392,25 @@ def follow_run(
 
 
 class Follower:
-    """What has been shown of a run so far."""
+    """What has been shown of a run so far. Where there is a `screen`, how it ended is for the caller to tell.
+    What a piece of it is shown in is `whole`: nobody leaves that in the middle and comes back."""
 
     def __init__(
-        self, there: Client, run: str, look: Look, wanted: Filter, since: int, screen: RunScreen | None
+        self,
+        there: Client,
+        run: str,
+        look: Look,
+        wanted: Filter,
+        since: int,
+        screen: RunScreen | None = None,
+        whole: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         from launcher import showlogs
 
         self.there, self.run, self.look, self.wanted, self.since = there, run, look, wanted, since
         self.after = 0
         self.state: RunState | None = None  # as the service last told it
-        self._screen = screen
+        self.screen, self._whole = screen, whole
         self._write = showlogs.writer(replace(look, tail=None))
         self._note = showlogs.note if screen is None else screen.note
         self._why = ""
@@ -412,12 +426,10 @@ class Follower:
                 self.tell_last()
         if self.look.as_json:  # all kinds of events, of which a stream tells but two
             for page in all_events(self.there, self.run, self.after):
-                self._show(page.events)
-                self.after = page.last
+                self._show(page.events, page.last)
         elif name == "lines":
             new = (line_event(self.run, line) for line in data if line[0] > self.after)
-            self._show(checked(self.there, new))
-            self.after = max(self.after, number)
+            self._show(checked(self.there, new), max(self.after, number))
 
     def tell_last(self) -> None:
         """Lines that are lost: a stream has none of what tells of them."""
@@ -429,14 +441,16 @@ class Follower:
     def _is_shown(self, attempt: int) -> bool:
         return attempt >= self.since
 
-    def _show(self, new: Sequence[Event]) -> None:
+    def _show(self, new: Sequence[Event], upto: int) -> None:
         events = self.wanted.apply([event for event in new if self._is_shown(event.attempt)])
-        if self._screen is None:
-            self._write(events)
-        elif events:
-            self._show_plan(self._screen, max(event.attempt for event in events))
-            if self.state is not None:
-                self._screen.show(events, self.state)
+        if self.screen is not None and events:
+            self._show_plan(self.screen, max(event.attempt for event in events))
+        with self._whole():
+            self.after = upto
+            if self.screen is None:
+                self._write(events)
+            elif events and self.state is not None:
+                self.screen.show(events, self.state)
 
     def _say_how(self, row: Mapping[str, Any]) -> None:
         """Why it waits, once for each reason; on a screen, how far it is."""
@@ -446,11 +460,12 @@ class Follower:
         if row["state"] == "queued" and row["waiting"] != self._why:
             self._why = row["waiting"]
             click.echo(visible(f"{self.run}: {self._why}"), err=True)
-        if self._screen is not None:
+        if self.screen is not None:
             self.state = self.there.understood(lambda: retold.state_of(row, time.time()))
             if row["state"] != "queued" and row["attempt"] >= self.since:
-                self._show_plan(self._screen, row["attempt"])
-            self._screen.show([], self.state)
+                self._show_plan(self.screen, row["attempt"])
+            with self._whole():
+                self.screen.show([], self.state)
 
     def _show_plan(self, screen: RunScreen, attempt: int) -> None:
         """Once for each attempt, before its first line; a stream leaves it out, for it is large."""
@@ -462,31 +477,35 @@ class Follower:
         self.state = self.there.understood(lambda: retold.state_of(detail, time.time()))
         plan = self.there.understood(lambda: retold.plan_of(detail))
         if plan is not None:
-            self._planned = plan.attempt
-            screen.plan(plan)
+            with self._whole():
+                self._planned = plan.attempt
+                screen.plan(plan)
 
 
 def attached(there: Client, run: str, *, as_json: bool, since: int = 1) -> int:
     """The same for whoever has started the run, on the screen of a launch: Ctrl-C stops it, as it does
     without a service."""
-    from launcher import render
-    from launcher.output import Output
+    from launcher import logs, render, showlogs
+    from launcher.output import Interrupted, Output
 
-    output = Output()
+    interrupted = Interrupted()
+    output = Output(interrupted)
     screen = render.screen_for(as_json, output)
-    try:
-        with screen:
-            code = follow_run(there, run, as_json=as_json, since=since, screen=screen)
-    except KeyboardInterrupt:
-        again = "Ctrl-C again leaves that to the service"
-        output.interrupts.count += 1
-        output.hint(f"stopping run {run}; {again}")
-    else:
-        return finished(there, run, screen, code)
-    with contextlib.suppress(KeyboardInterrupt):
-        there.post(there.run(run, "/stop"))
-        wait_for_end(there, run)
-        finished(there, run, screen, 130)
+    look = showlogs.Look(as_json=as_json, prefix=True, timestamps=False, tail=None)
+    follower = Follower(there, run, look, logs.EVERYTHING, since, screen, interrupted.held)
+    with interrupted:
+        try:
+            with screen:
+                code = follow_on(follower)
+        except KeyboardInterrupt:
+            output.hint(f"stopping run {run}; Ctrl-C again leaves that to the service")
+        else:
+            return finished(there, run, screen, code)
+        with contextlib.suppress(KeyboardInterrupt):
+            there.post(there.run(run, "/stop"))
+            with screen:
+                follow_on(follower)  # what the ranks say while they end
+            finished(there, run, screen, 130)
     return 130
 
 

@@ -803,6 +803,39 @@ def test_a_launch_is_handed_in_and_followed_and_ctrl_c_stops_it(tmp_path: Path) 
         assert again.returncode == 0
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_ranks_say_from_ctrl_c_to_their_end_is_shown_each_line_once(as_json: bool) -> None:
+    script = """
+import signal, sys, time
+def bye(*_):
+    for part in range(5):
+        print("saving", part, flush=True); time.sleep(0.1)
+    print("bye", flush=True); sys.exit()
+signal.signal(signal.SIGTERM, bye)
+for n in range(10**9):
+    print("line", n, flush=True); time.sleep(0.001)
+"""
+    asked_for = ["--json"] * as_json
+    with serving(slots=1) as service:
+        one = started(service, "launch", "--no-prefork", *asked_for, "--", sys.executable, "-c", script)
+        assert one.stdout is not None
+        early = ""
+        while "line 50" not in early:
+            early += one.stdout.readline()
+        one.send_signal(signal.SIGINT)
+        shown = [line for line in (early + one.stdout.read()).splitlines() if is_said(line)]
+        one.communicate(timeout=60)
+        assert one.returncode == 130
+        assert "bye" in shown[-1]
+        said = asked(service, "logs", newest(service)["run"], *asked_for).splitlines()
+        assert shown == [line for line in said if is_said(line)]
+
+
+def is_said(line: str) -> bool:
+    """By a rank."""
+    return line.startswith(("[0 here] ", '{"kind": "line"', '{"kind":"line"'))
+
+
 def test_ctrl_c_stops_the_run_of_a_launch_also_if_it_ends_whoever_reads_that() -> None:
     script = "import time\nwhile True: print('x', flush=True); time.sleep(0.05)"
     with serving(slots=1) as service:
