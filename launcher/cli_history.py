@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 LIST = "ringctl runs list shows them"
 NAMED = 5  # attempts of which the same is said
 STATES = ("queued", "starting", "running", "succeeded", "failed", "stopped", "lost", "cancelled")
+
+
+class NotWritten(InputError):
+    """This machine cannot take an export."""
 
 
 @click.group()
@@ -245,9 +250,13 @@ def write_all(out: str | None, chosen: list[str], lines: Callable[[str], Iterato
             sys.stdout.writelines(lines(run))
     elif out.endswith("/"):
         folder = made(Path(out))
-        for run in chosen:
-            with new_file(folder / f"{run}.jsonl") as file:
-                file.writelines(lines(run))
+        try:
+            for run in chosen:
+                with new_file(folder / f"{run}.jsonl") as file:
+                    file.writelines(lines(run))
+        except NotWritten:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
     else:
         with new_file(Path(out)) as file:
             for run in chosen:
@@ -266,20 +275,25 @@ def made(folder: Path) -> Path:
     return folder
 
 
-def new_file(path: Path) -> IO[str]:
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[IO[str]]:
+    """Whole, or not there."""
+    from launcher.wholefile import new_whole
+
     try:
-        return open(path, "x", encoding="ascii")  # which JSON with its escapes is
+        with new_whole(path) as file:  # of ASCII, which JSON with its escapes is
+            yield file
     except FileExistsError:
         raise InputError(f"{path} is there already; name another file") from None
     except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+        raise NotWritten(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def events_of(run: str) -> Iterator[Mapping[str, Any]]:
     from launcher import tape
 
-    after = 0
-    while some := tape.events(run, after, 5000):
+    after, upto = 0, tape.last(run)  # what comes meanwhile may never end
+    while after < upto and (some := tape.events(run, after, 5000)):
         yield from (tape.numbered(id_, event) for id_, event in some)
         after = some[-1][0]
 

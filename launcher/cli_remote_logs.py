@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,7 +126,7 @@ def outcome_of(there: Client, row: Mapping[str, Any], attempt: int) -> Outcome:
     from launcher.model import RunState
 
     state = RunState(row["run"], row["name"], attempt, 0, "starting", {})
-    for page in all_events(there, row["run"]):
+    for page in all_events(there, row["run"], upto=newest(there, row["run"])):
         for event in page.events:
             if event.attempt == attempt and event.kind != "line":
                 state = fold.fold(fold.with_rank(state, event), event)
@@ -158,7 +160,10 @@ def show(there: Client, run: str, wanted: Filter, look: Look, attempt: int, *, l
     from launcher import showlogs
 
     write = showlogs.writer(look)
-    pages = all_events(there, run) if look.as_json else all_lines(there, run, wanted, look.tail, attempt)
+    if look.as_json:
+        pages = all_events(there, run, upto=newest(there, run))
+    else:
+        pages = all_lines(there, run, wanted, look.tail, attempt)
     kept: deque[Event] | None = None if look.tail is None else deque(maxlen=look.tail)
     last = 0
     for page in pages:
@@ -176,10 +181,19 @@ def show(there: Client, run: str, wanted: Filter, look: Look, attempt: int, *, l
     return last
 
 
-def all_events(there: Client, run: str, after: int = 0, kind: str | None = None) -> Iterator[Page]:
+def newest(there: Client, run: str) -> int:
+    """The last event that is recorded by now: whoever shows a log as far as it goes ends with the page that
+    has it, for a run that goes on may say more in the meantime than can be read."""
+    page = there.get(there.run(run, "/log"), limit=1)
+    return there.understood(lambda: int(page["last"] or 0))
+
+
+def all_events(
+    there: Client, run: str, after: int = 0, kind: str | None = None, upto: int = sys.maxsize
+) -> Iterator[Page]:
     """All that was recorded, or all of one kind, page by page."""
     more = True
-    while more:
+    while more and after < upto:
         page = there.get(there.run(run, "/events"), after=after, limit=AT_ONCE, kind=kind)
         more, after = page["more"], page["last"]
         events = checked(there, (event_of(each) for each in page["events"]))
@@ -271,7 +285,8 @@ def all_lines(there: Client, run: str, wanted: Filter, tail: int | None, attempt
     since = None if wanted.since is None else max(0, int(wanted.since))
     given = {"rank": only(wanted.ranks), "host": only(wanted.hosts), "since": since}
     after, more = first_needed(there, path, given, wanted, tail, attempt), True
-    while more:
+    upto = newest(there, run)  # not before, or those that are needed might come after it
+    while more and after < upto:
         page = there.get(path, after=after, limit=AT_ONCE, **given)
         more, after = page["more"], max(after, page["last"] or 0)
         events = checked(there, (line_event(run, line) for line in page["lines"]))
@@ -315,7 +330,9 @@ def save(there: Client, row: Mapping[str, Any], target: Path, attempt: int) -> i
 
     wanted = attempt or row["attempt"]
     missing = settled_gaps(there, row["run"], between(wanted, row))
-    pages = ([e for e in page.events if e.attempt == wanted] for page in all_events(there, row["run"]))
+    upto = newest(there, row["run"])
+    events = (page.events for page in all_events(there, row["run"], upto=upto))
+    pages = ([event for event in some if event.attempt == wanted] for some in events)
     with showlogs.new_folder(target / row["run"]) as folder:
         files = showlogs.write_files(pages, folder)
     code = tell_gaps(missing, showlogs.note)
@@ -334,17 +351,22 @@ def follow_run(
     look: Look | None = None,
     wanted: Filter | None = None,
     since: int = 1,
-    screen: RunScreen | None = None,
 ) -> int:
     """What comes, from the attempt `since` to the run's end; a connection that breaks goes on where it was.
-    The exit code. Where there is a `screen`, how it ended is for the caller to tell."""
+    The exit code."""
     from launcher import logs, showlogs
 
     look = look or showlogs.Look(as_json=as_json, prefix=True, timestamps=False, tail=None)
     wanted = wanted or logs.EVERYTHING
-    follower = Follower(there, run, look, wanted, since, screen)
+    follower = Follower(there, run, look, wanted, since)
     if look.tail is not None:
         follower.after = show(there, run, wanted, look, since, late=False)
+    return follow_on(follower)
+
+
+def follow_on(follower: Follower) -> int:
+    """From where it is."""
+    there, run = follower.there, follower.run
     until = 0.0
     while True:
         try:
@@ -354,10 +376,10 @@ def follow_run(
                 if name == "end":
                     follower.tell_last()
                     follower.tell_gaps()
-                if name == "end" and screen is not None:
+                if name == "end" and follower.screen is not None:
                     return exit_code(follower.state.state if follower.state else "")
                 if name == "end":
-                    return tell_end(there, run, look.as_json)
+                    return tell_end(there, run, follower.look.as_json)
         except Nonsense:
             raise
         except HostError as error:
@@ -370,17 +392,25 @@ def follow_run(
 
 
 class Follower:
-    """What has been shown of a run so far."""
+    """What has been shown of a run so far. Where there is a `screen`, how it ended is for the caller to tell.
+    What a piece of it is shown in is `whole`: nobody leaves that in the middle and comes back."""
 
     def __init__(
-        self, there: Client, run: str, look: Look, wanted: Filter, since: int, screen: RunScreen | None
+        self,
+        there: Client,
+        run: str,
+        look: Look,
+        wanted: Filter,
+        since: int,
+        screen: RunScreen | None = None,
+        whole: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         from launcher import showlogs
 
         self.there, self.run, self.look, self.wanted, self.since = there, run, look, wanted, since
         self.after = 0
         self.state: RunState | None = None  # as the service last told it
-        self._screen = screen
+        self.screen, self._whole = screen, whole
         self._write = showlogs.writer(replace(look, tail=None))
         self._note = showlogs.note if screen is None else screen.note
         self._why = ""
@@ -396,12 +426,10 @@ class Follower:
                 self.tell_last()
         if self.look.as_json:  # all kinds of events, of which a stream tells but two
             for page in all_events(self.there, self.run, self.after):
-                self._show(page.events)
-                self.after = page.last
+                self._show(page.events, page.last)
         elif name == "lines":
             new = (line_event(self.run, line) for line in data if line[0] > self.after)
-            self._show(checked(self.there, new))
-            self.after = max(self.after, number)
+            self._show(checked(self.there, new), max(self.after, number))
 
     def tell_last(self) -> None:
         """Lines that are lost: a stream has none of what tells of them."""
@@ -413,14 +441,16 @@ class Follower:
     def _is_shown(self, attempt: int) -> bool:
         return attempt >= self.since
 
-    def _show(self, new: Sequence[Event]) -> None:
+    def _show(self, new: Sequence[Event], upto: int) -> None:
         events = self.wanted.apply([event for event in new if self._is_shown(event.attempt)])
-        if self._screen is None:
-            self._write(events)
-        elif events:
-            self._show_plan(self._screen, max(event.attempt for event in events))
-            if self.state is not None:
-                self._screen.show(events, self.state)
+        if self.screen is not None and events:
+            self._show_plan(self.screen, max(event.attempt for event in events))
+        with self._whole():
+            self.after = upto
+            if self.screen is None:
+                self._write(events)
+            elif events and self.state is not None:
+                self.screen.show(events, self.state)
 
     def _say_how(self, row: Mapping[str, Any]) -> None:
         """Why it waits, once for each reason; on a screen, how far it is."""
@@ -430,11 +460,12 @@ class Follower:
         if row["state"] == "queued" and row["waiting"] != self._why:
             self._why = row["waiting"]
             click.echo(visible(f"{self.run}: {self._why}"), err=True)
-        if self._screen is not None:
+        if self.screen is not None:
             self.state = self.there.understood(lambda: retold.state_of(row, time.time()))
             if row["state"] != "queued" and row["attempt"] >= self.since:
-                self._show_plan(self._screen, row["attempt"])
-            self._screen.show([], self.state)
+                self._show_plan(self.screen, row["attempt"])
+            with self._whole():
+                self.screen.show([], self.state)
 
     def _show_plan(self, screen: RunScreen, attempt: int) -> None:
         """Once for each attempt, before its first line; a stream leaves it out, for it is large."""
@@ -446,31 +477,35 @@ class Follower:
         self.state = self.there.understood(lambda: retold.state_of(detail, time.time()))
         plan = self.there.understood(lambda: retold.plan_of(detail))
         if plan is not None:
-            self._planned = plan.attempt
-            screen.plan(plan)
+            with self._whole():
+                self._planned = plan.attempt
+                screen.plan(plan)
 
 
 def attached(there: Client, run: str, *, as_json: bool, since: int = 1) -> int:
     """The same for whoever has started the run, on the screen of a launch: Ctrl-C stops it, as it does
     without a service."""
-    from launcher import render
-    from launcher.output import Output
+    from launcher import logs, render, showlogs
+    from launcher.output import Interrupted, Output
 
-    output = Output()
+    interrupted = Interrupted()
+    output = Output(interrupted)
     screen = render.screen_for(as_json, output)
-    try:
-        with screen:
-            code = follow_run(there, run, as_json=as_json, since=since, screen=screen)
-    except KeyboardInterrupt:
-        again = "Ctrl-C again leaves that to the service"
-        output.interrupts.count += 1
-        output.hint(f"stopping run {run}; {again}")
-    else:
-        return finished(there, run, screen, code)
-    with contextlib.suppress(KeyboardInterrupt):
-        there.post(there.run(run, "/stop"))
-        wait_for_end(there, run)
-        finished(there, run, screen, 130)
+    look = showlogs.Look(as_json=as_json, prefix=True, timestamps=False, tail=None)
+    follower = Follower(there, run, look, logs.EVERYTHING, since, screen, interrupted.held)
+    with interrupted:
+        try:
+            with screen:
+                code = follow_on(follower)
+        except KeyboardInterrupt:
+            output.hint(f"stopping run {run}; Ctrl-C again leaves that to the service")
+        else:
+            return finished(there, run, screen, code)
+        with contextlib.suppress(KeyboardInterrupt):
+            there.post(there.run(run, "/stop"))
+            with screen:
+                follow_on(follower)  # what the ranks say while they end
+            finished(there, run, screen, 130)
     return 130
 
 

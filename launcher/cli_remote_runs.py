@@ -90,8 +90,10 @@ def detail_of(there: Client, run: str) -> dict[str, Any]:
 
 
 def events_of(there: Client, run: str) -> Iterator[Mapping[str, Any]]:
-    after, more = 0, True
-    while more:
+    from launcher.cli_remote_logs import newest
+
+    after, more, upto = 0, True, newest(there, run)
+    while more and after < upto:
         page = there.get(there.run(run, "/events"), after=after, limit=5000)
         yield from page["events"]
         more, after = page["more"], page["last"]

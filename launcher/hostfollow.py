@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 from launcher.hostanswer import Refused, note
@@ -19,7 +20,8 @@ NOT_STARTED = "was not started on this host"  # the controller knows these words
 
 
 def command_follow(request: dict[str, Any]) -> None:
-    """Send the run's events from `cursor` on: raw lines, and between them what the reader must know.
+    """Send the run's events from `cursor` on: raw lines, and between them what the reader must know. Without
+    `follow`, those that are there by now: ranks may say more in the meantime than can be sent.
 
     {"kind":"cursor",...} comes before the first line of each piece of a segment, {"kind":"tick"} when
     nothing happens for a second, {"kind":"end"} last."""
@@ -28,13 +30,16 @@ def command_follow(request: dict[str, Any]) -> None:
     attempt, segment, offset = first_cursor(folder, request)
     next_tick = 0.0  # the first tick tells the reader that it has caught up
     note("cursor", attempt=attempt, segment=segment, offset=offset)
+    state = read_state(run)  # before its lines are looked for: what is over by then has said its last
+    last, size = (sys.maxsize, 0) if follow else end_of_log(folder, attempt)
     while True:
-        state = read_state(run)
+        state = read_state(run) if follow else state
         over = (
             not follow or state is None or state["state"] in FINAL + ("lost",) or state["attempt"] != attempt
         )
-        later = (attempt, segment + 1) in segments(folder)
-        sent = send_lines(os.path.join(folder, segment_name(attempt, segment)), offset)
+        later = segment < last and (attempt, segment + 1) in segments(folder)
+        path = os.path.join(folder, segment_name(attempt, segment))
+        sent = send_lines(path, offset, size if segment == last else sys.maxsize)
         offset += sent
         if sent:
             next_tick = next_tick and time.monotonic() + 1.0
@@ -50,6 +55,15 @@ def command_follow(request: dict[str, Any]) -> None:
                 note("tick")
                 next_tick = time.monotonic() + 1.0
             time.sleep(0.03)
+
+
+def end_of_log(folder: str, attempt: int) -> tuple[int, int]:
+    """The last segment that an attempt has by now, and how long that is."""
+    last = max((segment for number, segment in segments(folder) if number == attempt), default=0)
+    try:
+        return last, os.stat(os.path.join(folder, segment_name(attempt, last))).st_size
+    except FileNotFoundError:
+        return last, 0
 
 
 def how_it_ended(folder: str, state: dict[str, Any] | None, attempt: int) -> str:
@@ -109,8 +123,8 @@ def begun_attempt(folder: str, there: list[int]) -> int:
     return int(state["attempt"])
 
 
-def send_lines(path: str, offset: int) -> int:
-    """Send whole lines from `offset` on; how many bytes that were."""
+def send_lines(path: str, offset: int, before: int) -> int:
+    """Send whole lines from `offset` on that end `before` there; how many bytes that were."""
     try:
         fd = open_plain(path)
     except (FileNotFoundError, NotPlain):
@@ -118,7 +132,7 @@ def send_lines(path: str, offset: int) -> int:
     try:
         size, data = READ_BYTES, b""
         while True:
-            data = os.pread(fd, size, offset)
+            data = os.pread(fd, min(size, max(0, before - offset)), offset)
             end = data.rfind(b"\n") + 1
             if end or len(data) < size:
                 break

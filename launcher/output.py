@@ -8,10 +8,11 @@ import errno
 import io
 import os
 import select
+import signal
 import sys
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TextIO
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -67,6 +68,48 @@ class Count:
     def __init__(self) -> None:
         self.count = 0
         self.act: Callable[[], None] = lambda: None
+
+
+class Interrupted:
+    """Ctrl-C, as the KeyboardInterrupt that it is for everybody, but not in the middle of what is `held`: it
+    comes after that, unless Ctrl-C is pressed again, or that is an `Output` at its writing, which writes the
+    rest with whatever comes next."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.act: Callable[[], None] = self._interrupt
+        self._holds = self._pending = False
+        self._before: Any = None
+
+    def __enter__(self) -> None:
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else nobody is to hear of it
+            self._before = signal.signal(signal.SIGINT, self)
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def __call__(self, *_: object) -> None:
+        self.count += 1
+        if self._holds and not self._pending:
+            self._pending = True
+            return
+        self._pending = False
+        raise KeyboardInterrupt
+
+    def _interrupt(self) -> None:
+        if self._pending:
+            self._pending = False
+            raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        self._holds = True
+        try:
+            yield
+        finally:
+            self._holds = False
+        self._interrupt()
 
 
 class Output:

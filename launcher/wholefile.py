@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 OPEN_ALREADY = ("/dev/fd/", "/dev/stdout", "/dev/stderr", "/proc/")
 
@@ -28,6 +31,37 @@ def replace_whole(path: Path, data: bytes, mode: int = 0o600) -> None:
             os.unlink(temporary)
         raise
     sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def new_whole(path: Path) -> Iterator[IO[str]]:
+    """A new file, for text of ASCII, that has its name once it is whole. Raises FileExistsError if there is
+    one, also one that came meanwhile, and OSError; then nothing is left."""
+    if os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    remove_leftovers(path)
+    temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            yield file
+            file.flush()
+            os.fsync(descriptor)
+        name_it(temporary, path)
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+    sync_folder(path.parent)
+
+
+def name_it(temporary: Path, path: Path) -> None:
+    """Never in place of another, but where the file system knows no second names (FAT)."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:
+        os.replace(temporary, path)
 
 
 def write_where_named(path: Path, data: bytes, mode: int = 0o644) -> None:

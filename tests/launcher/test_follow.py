@@ -29,7 +29,7 @@ from launcher.follow import (
     Place,
 )
 from launcher.model import Event
-from tests.launcher.ringctl import detach, events, run_folder, wait_until_final
+from tests.launcher.ringctl import detach, events, run_folder, wait_for, wait_until_final, waiting_in
 
 HOSTD = [sys.executable, "-I", "-S", "-c", kit.RUN, kit.HERE, "hostd"]
 
@@ -131,6 +131,32 @@ def test_after_a_drop_anywhere_nothing_is_lost_and_nothing_repeated(run: str) ->
         assert resumed_after(cuts) == whole
 
     wherever()
+
+
+def test_a_log_as_far_as_it_goes_ends_where_it_ended_when_it_was_asked_for() -> None:
+    """A rank may print more in the meantime than can be sent."""
+    run = detach(["seq", "1", "2000"], world=1)
+    wait_until_final(run)
+    cut_into_segments(run, 2)
+    there, last = events(run), run_folder(run) / "events-1-000002.jsonl"
+    half, rest = b'{"kind":"line","time":1.0,', b'"rank":0,"stream":"out","text":"late"}\n'
+    with open(last, "ab") as log:
+        log.write(half)
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*HOSTD, "follow"], stdin=pipe, stdout=pipe) as sending:
+        assert sending.stdin is not None
+        assert sending.stdout is not None
+        with sending.stdin:
+            sending.stdin.write(json.dumps({"run": run, "attempt": 1}).encode())
+        out = sending.stdout.fileno()
+        wait_for(lambda: waiting_in(out) > 10_000, "its first lines")  # it knows the end
+        with open(last, "ab") as log:
+            log.write(rest + half + rest)
+        (run_folder(run) / "events-1-000003.jsonl").write_bytes(half + rest)
+        data = sending.stdout.read()
+    piece = Decoder(run, "h", lambda: sent_at(data)).feed(data)
+    assert flat(piece.events) == there
+    assert (piece.over, piece.state) == (True, "succeeded")
 
 
 def test_times_of_a_host_whose_clock_is_ahead_are_corrected(run: str) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
+import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,7 +20,7 @@ from launcher.model import Event, Host, HostPlan, Inventory, Plan, RankSpec, Ran
 from launcher.plan import LaunchOptions
 from launcher.recorder import Recorder
 from tests.launcher.hosts import Terminal
-from tests.launcher.ringctl import detach, events, launch, ringctl, wait_until_final
+from tests.launcher.ringctl import RINGCTL, detach, events, launch, ringctl, wait_for, wait_until_final
 
 DAY = 86400.0
 HOST = Host("a", "10.0.0.1")
@@ -209,6 +211,30 @@ def test_in_an_export_a_record_with_a_number_of_its_own_keeps_it_beside_the_even
     _, *said = [json.loads(line) for line in ringctl("runs", "export", run).stdout.splitlines()]
     assert [event["id"] for event in said] == list(range(1, len(said) + 1))
     assert [event["data"] for event in said if event["kind"] == "metric"] == [json.loads(record)]
+
+
+def test_a_file_of_an_export_is_whole_or_not_there(tmp_path: Path) -> None:
+    remember("long")
+    with_a_log("long", 30_000)
+    place = tmp_path / "place"
+    place.mkdir()
+    out, folder = place / "long.jsonl", place / "all"
+    full = f"ulimit -f 20000; {shlex.join(RINGCTL)} runs export long --out"
+    for where in (str(out), f"{folder}/"):
+        done = subprocess.run(["sh", "-c", f"{full} {where}"], capture_output=True, text=True)
+        assert (done.returncode, "long.jsonl: cannot be written: File too large" in done.stderr) == (2, True)
+        assert list(place.iterdir()) == []
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*RINGCTL, "runs", "export", "long", "--out", str(out)], stderr=pipe) as killed:
+        wait_for(lambda: any(path.stat().st_size for path in place.iterdir()), "its first lines")
+        killed.kill()
+    assert not out.exists()
+    ringctl("runs", "export", "long", "--out", str(out), code=4)  # of which nobody has seen the end
+    assert list(place.iterdir()) == [out]
+    whole = out.read_text()
+    assert len(whole.splitlines()) > 30_000
+    assert "is there already" in ringctl("runs", "export", "long", "--out", str(out), code=2).stderr
+    assert (list(place.iterdir()), out.read_text()) == ([out], whole)
 
 
 # --- prune ---------------------------------------------------------------------------------------

@@ -24,12 +24,15 @@ import pytest
 
 from launcher import (
     cli,
+    cli_history,
     cli_remote,
     cli_remote_logs,
+    cli_remote_runs,
     cli_submit,
     client,
     fold,
     history,
+    logs,
     recorder,
     showlogs,
     tape,
@@ -195,6 +198,49 @@ def test_lines_since_a_moment_are_shown_also_if_a_host_brought_older_ones_after_
     history.mark(PLAN.run, "failed", error="", attempt=1)
     with serving() as service:
         assert asked(service, "logs", PLAN.run, "--since", "1h") == "[0 h0] new\n[1 h1] new too\n"
+
+
+class Outrun(client.Client):
+    """Of a run that says more than can be read."""
+
+    pages = 0
+
+    def get(self, path: str, **query: Any) -> Any:
+        answer = super().get(path, **query)
+        if query.get("after") is not None:
+            self.pages += 1
+            assert self.pages < 9, "this never ends"
+            line = Event("line", time.time(), PLAN.run, 1, "h0", 0, {"stream": "out", "text": "more"})
+            with tape.Tape(PLAN.run) as book:
+                book.append([line] * 2 * AT_ONCE, 1, {}, replace(fold.initial(PLAN), state="failed"))
+        return answer
+
+
+@pytest.mark.parametrize(
+    "how", ["logs", "logs --json", "logs --tail", "logs --download", "export", "own export"]
+)
+def test_a_log_as_far_as_it_goes_comes_to_an_end_while_the_run_goes_on(how: str, tmp_path: Path) -> None:
+    history.remember(
+        PLAN, Inventory((Host("h0"), Host("h1")), "h0"), LaunchOptions(PLAN.run, "", ("true",), "/")
+    )
+    history.mark(PLAN.run, "failed", error="", attempt=1)  # which nobody has to end
+    look = showlogs.Look(
+        how.endswith("json"), prefix=True, timestamps=False, tail=2 if "tail" in how else None
+    )
+    with serving() as service:
+        there = Outrun(service.url, service.token)
+        there.get(there.run(PLAN.run, "/events"), after=0)  # there is something
+        if how == "export":
+            assert 0 < len(list(cli_remote_runs.events_of(there, PLAN.run))) <= 2 * AT_ONCE + 1
+        elif how == "own export":
+            for told in cli_history.events_of(PLAN.run):
+                if told["id"] % AT_ONCE == 0:
+                    there.get(there.run(PLAN.run, "/events"), after=0)
+        elif how.endswith("download"):
+            cli_remote_logs.save(there, there.find(PLAN.run), tmp_path, 1)
+        else:
+            cli_remote_logs.show(there, PLAN.run, logs.EVERYTHING, look, 1)
+    assert there.pages > 1
 
 
 def record_two_attempts(gaps: Collection[int] = ()) -> None:
@@ -755,6 +801,39 @@ def test_a_launch_is_handed_in_and_followed_and_ctrl_c_stops_it(tmp_path: Path) 
         (tmp_path / "go").touch()
         assert re.fullmatch(r"RANK .*\n0 .*\nrun .* succeeded after .*\n", again.communicate(timeout=60)[0])
         assert again.returncode == 0
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_ranks_say_from_ctrl_c_to_their_end_is_shown_each_line_once(as_json: bool) -> None:
+    script = """
+import signal, sys, time
+def bye(*_):
+    for part in range(5):
+        print("saving", part, flush=True); time.sleep(0.1)
+    print("bye", flush=True); sys.exit()
+signal.signal(signal.SIGTERM, bye)
+for n in range(10**9):
+    print("line", n, flush=True); time.sleep(0.001)
+"""
+    asked_for = ["--json"] * as_json
+    with serving(slots=1) as service:
+        one = started(service, "launch", "--no-prefork", *asked_for, "--", sys.executable, "-c", script)
+        assert one.stdout is not None
+        early = ""
+        while "line 50" not in early:
+            early += one.stdout.readline()
+        one.send_signal(signal.SIGINT)
+        shown = [line for line in (early + one.stdout.read()).splitlines() if is_said(line)]
+        one.communicate(timeout=60)
+        assert one.returncode == 130
+        assert "bye" in shown[-1]
+        said = asked(service, "logs", newest(service)["run"], *asked_for).splitlines()
+        assert shown == [line for line in said if is_said(line)]
+
+
+def is_said(line: str) -> bool:
+    """By a rank."""
+    return line.startswith(("[0 here] ", '{"kind": "line"', '{"kind":"line"'))
 
 
 def test_ctrl_c_stops_the_run_of_a_launch_also_if_it_ends_whoever_reads_that() -> None:
