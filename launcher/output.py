@@ -26,18 +26,34 @@ BROKEN = select.POLLERR | select.POLLHUP | select.POLLNVAL
 UNSHOWN = "nobody reads this any more; Ctrl-C stops the run all the same, and the rest is not shown"
 
 
-class Waiting(io.FileIO):
-    """The descriptor of a stream of ours. Somebody may have made it so, for all who share it, that nobody
-    waits there for room: here that is waited for."""
+class Patient(io.BufferedWriter):
+    """What is written to a stream of ours. Somebody may have made it so, for all who share it, that nobody
+    waits there for room: here that is waited for. How much is written nobody but the buffer counts: where
+    Ctrl-C comes in between, nothing is written twice."""
 
     def __init__(self, stream: TextIO) -> None:
-        super().__init__(stream.fileno(), "w", closefd=False)
+        super().__init__(io.FileIO(stream.fileno(), "w", closefd=False))
         self._stream = stream  # which would close it otherwise
 
     def write(self, data: ReadableBuffer, /) -> int:
-        while (written := super().write(data)) is None:
-            is_ready(self.fileno(), LOOK_S)
-        return written
+        rest = whole = memoryview(data).cast("B")
+        while True:
+            try:
+                super().write(rest)
+            except BlockingIOError as error:
+                rest = rest[error.characters_written :]
+                is_ready(self.fileno(), LOOK_S)
+            else:
+                return len(whole)
+
+    def flush(self) -> None:
+        while True:
+            try:
+                super().flush()
+            except BlockingIOError:
+                is_ready(self.fileno(), LOOK_S)
+            else:
+                return
 
 
 def show_all() -> None:
@@ -49,9 +65,9 @@ def show_all() -> None:
             continue
         stream.flush()
         errors = "backslashreplace" if stream.errors == "strict" else stream.errors
-        buffer = io.BufferedWriter(Waiting(stream))
         at_once = stream.line_buffering or stream.write_through
-        setattr(sys, name, io.TextIOWrapper(buffer, stream.encoding, errors, line_buffering=at_once))
+        text = io.TextIOWrapper(Patient(stream), stream.encoding, errors, line_buffering=at_once)
+        setattr(sys, name, text)
 
 
 class Counted(Protocol):
