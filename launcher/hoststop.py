@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from launcher.hostbooks import REPLACED, Known, close_books, gone_for
+from launcher.hostbooks import REPLACED, Known, close_books, heard_at
 from launcher.hostcode import remove_half
 from launcher.hostdisk import remove_leftovers
 from launcher.hostproc import (
@@ -23,7 +23,7 @@ from launcher.hostproc import (
     start_time,
 )
 from launcher.hostruns import FINAL, Unreadable, read_state, run_folder
-from launcher.hostword import KILLED, MAY_BE, NOT_AGAIN, REBOOTED, STOP_SIGNAL, age_of, leave_word, stop_word
+from launcher.hostword import KILLED, MAY_BE, NOT_AGAIN, REBOOTED, STOP_SIGNAL, leave_word, stop_word
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing `typing` at run time would cost a start
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Wanted:
         if state["state"] != "lost":
             return
         word = stop_word(self.folder, int(state["attempt"]))
-        if word is None or gone_for(state) > age_of(word) + HEARD_S:
+        if word is None or float(word.get("time") or 0.0) > heard_at(state) + HEARD_S:
             self.gone = KILLED if state["hostd"]["boot"] == boot_id() else REBOOTED
 
     def is_later(self, state: dict[str, Any]) -> bool:

@@ -197,7 +197,7 @@ def test_ctrl_c_stops_the_run_also_while_a_reader_takes_nothing() -> None:
             assert time.monotonic() - began < UNREAD_S
             launching.send_signal(signal.SIGINT)
             time.sleep(0.1)  # two of the same signal at once would be one
-        assert launching.returncode == 130
+        assert launching.returncode in (130, -signal.SIGINT), "the latter if one came when it had ended"
     assert state(only_run())["state"] == "stopped"
 
 

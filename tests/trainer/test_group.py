@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.trainer.ranks import DEADLINE_S, each, free_port, together
 from trainer import group
@@ -182,6 +183,7 @@ def test_a_mistake_in_a_model_keeps_its_traceback(tmp_path: Path) -> None:
         address = f"file://{tmp_path / 'store'}"
         config = Config(rank=rank, world_size=2, init_method=address, gloo_socket_ifname="lo")
         with pytest.raises(RuntimeError, match="size of tensor"), group.joined(config):
+            dist.barrier()  # nobody leaves before all have met
             torch.zeros(3).add_(torch.zeros(4))
 
     each(2, work)
