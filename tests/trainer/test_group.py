@@ -179,11 +179,14 @@ def test_a_rank_that_dies_is_noticed_long_before_the_timeout(tmp_path: Path) -> 
 
 
 def test_a_mistake_in_a_model_keeps_its_traceback(tmp_path: Path) -> None:
+    def mistaken() -> None:
+        dist.barrier()  # nobody leaves before all have met
+        torch.zeros(3).add_(torch.zeros(4))
+
     def work(rank: int) -> None:
         address = f"file://{tmp_path / 'store'}"
         config = Config(rank=rank, world_size=2, init_method=address, gloo_socket_ifname="lo")
         with pytest.raises(RuntimeError, match="size of tensor"), group.joined(config):
-            dist.barrier()  # nobody leaves before all have met
-            torch.zeros(3).add_(torch.zeros(4))
+            mistaken()
 
     each(2, work)
