@@ -103,16 +103,16 @@ def refresh() -> None:
     from launcher import history, listing
     from launcher import runs as all_runs
 
-    for row in listing.rows(limit=1000, state=",".join((*listing.GOING_ON, "lost"))):
-        record = history.read(row["run"])
-        now = all_runs.refreshed(all_runs.found_of(record), pool()) if record else None
-        if now is None or now.is_over or now.state is None:
+    rows = listing.rows(limit=1000, state=",".join((*listing.GOING_ON, "lost")))
+    records = [record for row in rows if (record := history.read(row["run"]))]
+    for now in all_runs.all_refreshed([all_runs.found_of(record) for record in records], pool()):
+        if now.is_over or now.state is None:
             continue
         if now.state.state == "lost" and not now.silent:
             history.close(now.state)
-        elif now.state.state == "running" and row["state"] == "starting":
+        elif now.state.state == "running":
             with contextlib.suppress(RingctlError):  # a disk that can only be read: then it is not said
-                history.mark_running(row["run"], now.state.attempt)
+                history.mark_running(now.run, now.state.attempt)
 
 
 def list_rows(found: list[dict[str, Any]], now: float) -> list[Row]:

@@ -359,8 +359,10 @@ def mark_in(
 
 
 def mark_running(run: str, attempt: int) -> None:
-    """Its hosts have begun with this attempt; unless somebody knows more by now."""
-    words = "UPDATE runs SET state = 'running' WHERE run = ? AND attempt = ? AND state = 'starting'"
+    """Its hosts go on with this attempt; unless somebody knows more by now."""
+    words = (
+        "UPDATE runs SET state = 'running' WHERE run = ? AND attempt = ? AND state IN ('starting', 'lost')"
+    )
     change(lambda db: db.execute(words, (run, attempt)))
 
 

@@ -269,6 +269,13 @@ def refreshed(found: Found, pool: Pool) -> Found:
     return found if found.is_over else updated(found, ask_hosts(found.hosts, pool, found.run))
 
 
+def all_refreshed(found: Sequence[Found], pool: Pool) -> list[Found]:
+    """The same of many, each host asked once."""
+    hosts = [host for each in found if not each.is_over for host in each.hosts]
+    told = by_run(ask_hosts(hosts, pool))
+    return [updated(each, of_run(each.run, told)) for each in found]
+
+
 def candidates(reference: str | None) -> list[Found]:
     """Those of the history among which find_run finds what is meant; no host is asked. One that was handed in
     and has not started is meant only by whoever names it."""

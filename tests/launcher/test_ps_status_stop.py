@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -14,11 +15,13 @@ from typing import Any
 
 import pytest
 
-from launcher import history
+from launcher import history, runs
+from launcher.agent import Agent
 from launcher.cli_runs import stopped_line
 from launcher.hostproc import identity
 from launcher.model import RankState, RunState, to_json
 from launcher.text import progress_parts
+from launcher.transport import Pool
 from tests.launcher.ringctl import (
     RINGCTL,
     detach,
@@ -357,3 +360,20 @@ def test_whoever_asks_for_a_stop_in_a_shell_with_a_ranks_environment_hears_the_a
     )
     assert done.returncode == 0
     assert b"localhost: ended ranks 0-1; nothing is left of them" in done.stdout
+
+
+def test_of_many_runs_a_host_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [detach(["sleep", "600"], world=1) for _ in range(3)]
+    asked, ask = list[str | None](), Agent.runs
+
+    def counted(agent: Agent, run: str | None = None) -> dict[str, Any]:
+        asked.append(run)
+        return ask(agent, run)
+
+    monkeypatch.setattr(Agent, "runs", counted)
+    with contextlib.closing(Pool(no_input=True)) as pool:
+        found = runs.all_refreshed([runs.found_of(record) for record in history.recall()], pool)
+    assert {each.run: each.state and each.state.state for each in found} == dict.fromkeys(names, "running")
+    assert asked == [None]
+    for name in names:
+        ringctl("stop", name)
