@@ -104,13 +104,14 @@ def refresh() -> None:
     from launcher import runs as all_runs
 
     rows = listing.rows(limit=1000, state=",".join((*listing.GOING_ON, "lost")))
-    records = [record for row in rows if (record := history.read(row["run"]))]
+    known = {row["run"]: row["state"] for row in rows}
+    records = [record for run in known if (record := history.read(run))]
     for now in all_runs.all_refreshed([all_runs.found_of(record) for record in records], pool()):
         if now.is_over or now.state is None:
             continue
         if now.state.state == "lost" and not now.silent:
             history.close(now.state)
-        elif now.state.state == "running":
+        elif now.state.state == "running" != known[now.run]:
             with contextlib.suppress(RingctlError):  # a disk that can only be read: then it is not said
                 history.mark_running(now.run, now.state.attempt)
 

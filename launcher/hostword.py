@@ -56,7 +56,10 @@ def leave_word(
         word = {"attempt": attempt, "grace": grace, "reason": "stopped" if wanted else reason}
         off = announced(folder) if reason == "stopped" and by_hand else again
         off = off if off != again else (before or {}).get("off", "")
-        word.update(wanted=wanted, time=time.time() - age, off=off)
+        since = time.time() - age
+        if stopped_in(before or {}) >= attempt:  # somebody has wanted it for longer
+            since = min(since, float((before or {}).get("time", since)))
+        word.update(wanted=wanted, time=since, off=off)
         if before and is_said(word, before):
             return  # which needs no room on a full disk
         try:

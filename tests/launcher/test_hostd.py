@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from launcher import hostranks, hoststore, kit
+from launcher import hostranks, hoststore, hostword, kit
 from launcher.hostdisk import LOCK_S
 from launcher.hostoutput import MetricsTail
 from launcher.hostpending import Pending
@@ -494,6 +494,8 @@ def test_who_was_gone_before_the_word_of_a_stop_was_left_was_not_stopped(
     now = time.time()
     word = {"attempt": 1, "wanted": 1, "grace": 5.0, "reason": "stopped", "off": "", "time": now - word_ago}
     (run_folder(run) / "stop.json").write_text(json.dumps(word))
+    if final == "stopped":  # and somebody else, who has less patience
+        hostword.leave_word(str(run_folder(run)), 1, 1.0, "stopped")
     (run_folder(run) / "state.json").write_text(json.dumps({**about, "updated": now - ago}))
     ringctl("stop", run)
     assert json.loads(ringctl("status", run, "--json").stdout)["state"] == final

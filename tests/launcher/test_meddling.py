@@ -103,7 +103,7 @@ def test_a_run_starts_again_though_a_rank_has_left_something_else_in_place_of_a_
     run = meddling(FIFO, name, then="exit 3")
     wait_until_final(run)
     ringctl("restart", run, "--detach")
-    assert wait_until_final(run)["attempt"] == 2
+    assert wait_until_final(run)["attempt"] > 1  # a number is used up where somebody else has the port
 
 
 def test_code_is_taken_in_though_a_rank_has_left_a_pipe_for_a_plan() -> None:
